@@ -1,0 +1,108 @@
+"""Checks of single tensors against the table of fields, shared by AtomicData and Batch."""
+
+import torch
+from torch import Tensor
+
+from nvalchemi.data.fields import FIELDS, Level
+
+_COUNTED: dict[Level, str] = {"atom": "atoms", "edge": "edges", "system": "structures"}
+
+
+def kind_of(dtype: torch.dtype) -> str:
+    """Return "bool", "float" or "int" (everything else, complex included, is "other")."""
+    if dtype == torch.bool:
+        return "bool"
+    if dtype.is_floating_point:
+        return "float"
+    return "other" if dtype.is_complex else "int"
+
+
+def check_tensor(name: str, value: Tensor, level: Level, count: int | None) -> None:
+    """Refuse a tensor whose kind, shape or leading count does not fit its field.
+
+    Parameters
+    ----------
+    name : str
+        Name of the field; one that the table lacks is checked for its count alone.
+    value : Tensor
+        The tensor.
+    level : {"atom", "edge", "system"}
+        What its leading axis counts.
+    count : int or None
+        How many of those there are; None when this tensor is the first to tell.
+
+    Raises
+    ------
+    TypeError
+        If it is no tensor.
+    ValueError
+        If kind, rank, trailing shape or count is wrong.
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor: got {type(value).__name__}")
+    if value.dim() == 0:
+        raise ValueError(f"{name} must have a leading axis over {_COUNTED[level]}: got a scalar")
+    field = FIELDS.get(name)
+    if field is not None:
+        kind = kind_of(value.dtype)
+        if kind != field.kind:
+            raise ValueError(f"{name} must be {field.kind}: got {value.dtype}")
+        shape = tuple(value.shape[1:])
+        fits = len(shape) == len(field.shape) and all(
+            want is None or want == got for want, got in zip(field.shape, shape, strict=True)
+        )
+        if not fits:
+            wanted = ", ".join("*" if size is None else str(size) for size in field.shape)
+            lead = {"atom": "V", "edge": "E", "system": "B"}[level]
+            raise ValueError(
+                f"{name} must have shape [{lead}{', ' + wanted if wanted else ''}]: "
+                f"got {list(value.shape)}"
+            )
+    if count is not None and value.shape[0] != count:
+        raise ValueError(
+            f"Inconsistent number of {_COUNTED[level]} in {name}: "
+            f"expected {count}, got {value.shape[0]}"
+        )
+
+
+def check_atomic_numbers(numbers: Tensor) -> None:
+    """Refuse atomic numbers outside 1..118 (0 is ASE's dummy atom X, which no model knows)."""
+    if numbers.numel() == 0:
+        return
+    low, high = int(numbers.min()), int(numbers.max())
+    if low < 1 or high > 118:
+        bad = low if low < 1 else high
+        raise ValueError(f"atomic_numbers must lie in 1..118: got {bad}")
+
+
+def check_neighbors(neighbor_list: Tensor, num_nodes: int) -> None:
+    """Refuse neighbour indices that point outside the atoms."""
+    if neighbor_list.numel() == 0:
+        return
+    low, high = int(neighbor_list.min()), int(neighbor_list.max())
+    if low < 0 or high >= num_nodes:
+        bad = low if low < 0 else high
+        raise ValueError(f"neighbor_list must hold atom indices in 0..{num_nodes - 1}: got {bad}")
+
+
+def check_edges_inside(neighbor_list: Tensor, batch_idx: Tensor, owner: Tensor) -> None:
+    """Refuse edges of a batch whose atoms are not both of the structure that owns the edge.
+
+    Parameters
+    ----------
+    neighbor_list : Tensor
+        Atom indices of the batch, [E, 2].
+    batch_idx : Tensor
+        Structure of each atom, [V].
+    owner : Tensor
+        Structure of each edge, [E].
+    """
+    if not neighbor_list.shape[0]:
+        return
+    check_neighbors(neighbor_list, batch_idx.shape[0])
+    wrong = (batch_idx[neighbor_list.long()].long() != owner.unsqueeze(1)).any(1)
+    if bool(wrong.any()):
+        which = int(owner[wrong.nonzero()[0, 0]])
+        raise ValueError(
+            f"neighbor_list of structure {which} of the batch points to atoms of another"
+        )

@@ -1,0 +1,127 @@
+"""Joining structures and batches end to end, refusing fields that only some of them carry."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from nvalchemi.data.fields import FIELDS, LEVELS, Level
+from nvalchemi.data.ragged import pointers
+
+if TYPE_CHECKING:
+    from nvalchemi.data.batch import Batch
+
+# A structure without them is simply not periodic: writing that out invents nothing.
+_NOT_PERIODIC = ("cell", "pbc")
+
+
+def _absent(name: str, like: Tensor, count: int) -> Tensor | None:
+    """What stands for an absent cell or pbc: no periodicity."""
+    if name not in _NOT_PERIODIC:
+        return None
+    return torch.zeros((count, *like.shape[1:]), dtype=like.dtype, device=like.device)
+
+
+def _refuse_missing(name: str, has: list[bool], what: str) -> None:
+    without = [i for i, there in enumerate(has) if not there]
+    few = ", ".join(map(str, without[:5])) + (", ..." if len(without) > 5 else "")
+    raise ValueError(
+        f"all {what} must carry the same fields: {name} is on {sum(has)} of {len(has)}, not on "
+        f"{few}; leave it out of all, or give it to all (a MultiDataset with output_strict=False "
+        "marks an absent label as NaN)"
+    )
+
+
+def _refuse_mixed(name: str, dtypes: set[torch.dtype]) -> None:
+    found = ", ".join(sorted(map(str, dtypes)))
+    raise ValueError(f"{name} must have one dtype in a batch: got {found}; convert with .to(dtype)")
+
+
+def join_structures(
+    dicts: Sequence[Mapping[str, Tensor]], levels: Mapping[str, Level]
+) -> tuple[dict[Level, dict[str, Tensor]], dict[str, Tensor]]:
+    """Concatenate the fields of structures.
+
+    Returns
+    -------
+    fields : dict
+        By level, then by name.
+    counts : dict
+        Atoms and edges of each structure, [B] int64, under "atom" and "edge".
+    """
+    for i, raw in enumerate(dicts):
+        if "positions" not in raw or "atomic_numbers" not in raw:
+            raise ValueError(f"structure {i} must have positions and atomic_numbers")
+    by_level: dict[Level, dict[str, Tensor]] = {level: {} for level in LEVELS}
+    nodes = [raw["positions"].shape[0] for raw in dicts]
+    edges = [0] * len(dicts)
+    for name, level in levels.items():
+        has = [name in raw for raw in dicts]
+        if not any(has):
+            continue
+        like = next(raw[name] for raw in dicts if name in raw)
+        pieces = [raw[name] if name in raw else _absent(name, like, 1) for raw in dicts]
+        present = [piece for piece in pieces if piece is not None]
+        if len(present) < len(dicts):
+            _refuse_missing(name, has, "structures of a batch")
+        dtypes = {piece.dtype for piece in present}
+        if len(dtypes) > 1:
+            _refuse_mixed(name, dtypes)
+        sizes = [piece.shape[0] for piece in present]
+        if level == "edge" and not by_level["edge"]:
+            edges = sizes
+        expected = {"atom": nodes, "edge": edges, "system": [1] * len(dicts)}[level]
+        if sizes != expected:
+            bad = next(i for i, size in enumerate(sizes) if size != expected[i])
+            raise ValueError(
+                f"{name} of structure {bad} has {sizes[bad]} rows: expected {expected[bad]}"
+            )
+        by_level[level][name] = torch.cat(present)
+    counts = {"atom": torch.tensor(nodes), "edge": torch.tensor(edges)}
+    return by_level, counts
+
+
+def join(cls: type["Batch"], batches: Sequence["Batch"], fill_missing: bool) -> "Batch":
+    """Concatenate batches; see `Batch.concat`."""
+    if not batches:
+        raise ValueError("nothing to join: got no batches")
+    levels: dict[str, Level] = {}
+    for batch in batches:
+        levels.update(batch._levels)
+    counts = {key: torch.cat([batch._counts[key] for batch in batches]) for key in ("atom", "edge")}
+    first_atoms = pointers(torch.tensor([batch.num_nodes for batch in batches])).tolist()
+    values: dict[str, Tensor] = {}
+    for name, level in levels.items():
+        has = [name in batch for batch in batches]
+        like = next(batch[name] for batch in batches if name in batch)
+        pieces = [
+            batch[name] if there else _stand_in(batch, name, like, level, fill_missing)
+            for batch, there in zip(batches, has, strict=True)
+        ]
+        present = [piece for piece in pieces if piece is not None]
+        if len(present) < len(batches):
+            _refuse_missing(name, has, "batches")
+        dtypes = {piece.dtype for piece in present}
+        if len(dtypes) > 1:
+            _refuse_mixed(name, dtypes)
+        if name == "neighbor_list":
+            present = [p + first for p, first in zip(present, first_atoms, strict=False)]
+        values[name] = torch.cat(present)
+    names = set.intersection(*(set(batch.metadata) for batch in batches))
+    metadata = {name: torch.cat([batch.metadata[name] for batch in batches]) for name in names}
+    return cls(values, levels, counts["atom"], counts["edge"], metadata)
+
+
+def _stand_in(
+    batch: "Batch", name: str, like: Tensor, level: Level, fill_missing: bool
+) -> Tensor | None:
+    sizes = {"atom": batch.num_nodes, "edge": batch.num_edges, "system": batch.num_graphs}
+    absent = _absent(name, like, sizes[level])
+    if absent is not None:
+        return absent
+    known_float = name in FIELDS and FIELDS[name].kind == "float" and level != "edge"
+    if not (fill_missing and known_float):
+        return None
+    shape = (sizes[level], *like.shape[1:])
+    return torch.full(shape, torch.nan, dtype=like.dtype, device=like.device)
