@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from nvalchemi.data.fields import FIELDS, LEVELS, Level
+from nvalchemi.data.fields import LEVELS, Level
 from nvalchemi.data.ragged import pointers
 
 if TYPE_CHECKING:
@@ -82,6 +82,36 @@ def join_structures(
     return by_level, counts
 
 
+class Template:
+    """The fields that every batch of several sources must carry.
+
+    Parameters
+    ----------
+    samples : sequence of Batch
+        One batch of each source; any size.
+    fill_labels : bool
+        Whether a floating-point field that a source lacks is NaN for its structures. cell and pbc
+        are completed in any case: a structure without them is not periodic.
+    """
+
+    def __init__(self, samples: Sequence["Batch"], fill_labels: bool) -> None:
+        self._like: dict[str, tuple[Tensor, Level]] = {}
+        self._fill_labels = fill_labels
+        for batch in samples:
+            for name, value in batch.model_dump().items():
+                # only shape and dtype are kept, not the sample
+                self._like.setdefault(name, (value[:0].clone(), batch._levels[name]))
+
+    def complete(self, batch: "Batch") -> "Batch":
+        """Batch with all fields that can stand for absent ones; others are left to `join`."""
+        for name, (like, level) in self._like.items():
+            if name not in batch:
+                stand_in = _stand_in(batch, name, like, level, self._fill_labels)
+                if stand_in is not None:
+                    batch = batch.with_fields(level, {name: stand_in.to(batch.device)})
+        return batch
+
+
 def join(cls: type["Batch"], batches: Sequence["Batch"], fill_missing: bool) -> "Batch":
     """Concatenate batches; see `Batch.concat`."""
     if not batches:
@@ -89,39 +119,37 @@ def join(cls: type["Batch"], batches: Sequence["Batch"], fill_missing: bool) -> 
     levels: dict[str, Level] = {}
     for batch in batches:
         levels.update(batch._levels)
+    template = Template(batches, fill_missing)
+    batches = [template.complete(batch) for batch in batches]
     counts = {key: torch.cat([batch._counts[key] for batch in batches]) for key in ("atom", "edge")}
     first_atoms = pointers(torch.tensor([batch.num_nodes for batch in batches])).tolist()
     values: dict[str, Tensor] = {}
-    for name, level in levels.items():
+    for name in levels:
         has = [name in batch for batch in batches]
-        like = next(batch[name] for batch in batches if name in batch)
-        pieces = [
-            batch[name] if there else _stand_in(batch, name, like, level, fill_missing)
-            for batch, there in zip(batches, has, strict=True)
-        ]
-        present = [piece for piece in pieces if piece is not None]
-        if len(present) < len(batches):
+        if not all(has):
             _refuse_missing(name, has, "batches")
-        dtypes = {piece.dtype for piece in present}
+        pieces = [batch[name] for batch in batches]
+        dtypes = {piece.dtype for piece in pieces}
         if len(dtypes) > 1:
             _refuse_mixed(name, dtypes)
         if name == "neighbor_list":
-            present = [p + first for p, first in zip(present, first_atoms, strict=False)]
-        values[name] = torch.cat(present)
+            pieces = [p + first for p, first in zip(pieces, first_atoms, strict=False)]
+        values[name] = torch.cat(pieces)
     names = set.intersection(*(set(batch.metadata) for batch in batches))
     metadata = {name: torch.cat([batch.metadata[name] for batch in batches]) for name in names}
     return cls(values, levels, counts["atom"], counts["edge"], metadata)
 
 
 def _stand_in(
-    batch: "Batch", name: str, like: Tensor, level: Level, fill_missing: bool
+    batch: "Batch", name: str, like: Tensor, level: Level, fill_labels: bool
 ) -> Tensor | None:
-    sizes = {"atom": batch.num_nodes, "edge": batch.num_edges, "system": batch.num_graphs}
-    absent = _absent(name, like, sizes[level])
-    if absent is not None:
-        return absent
-    known_float = name in FIELDS and FIELDS[name].kind == "float" and level != "edge"
-    if not (fill_missing and known_float):
+    """What stands for a field that a batch lacks, or None where nothing can."""
+    count = batch.num_nodes if level == "atom" else batch.num_graphs
+    if level == "edge":
         return None
-    shape = (sizes[level], *like.shape[1:])
-    return torch.full(shape, torch.nan, dtype=like.dtype, device=like.device)
+    if name in _NOT_PERIODIC:
+        return _absent(name, like, count)
+    if not (fill_labels and like.dtype.is_floating_point):
+        return None
+    shape = (count, *like.shape[1:])
+    return torch.full(shape, torch.nan, dtype=like.dtype, device=batch.device)

@@ -1,0 +1,201 @@
+"""DataLoader: batches of a data set in the order of a sampler, read ahead in windows."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+from nvalchemi.data.batch import Batch
+from nvalchemi.data.datapipes.dataset import check_transforms
+
+
+class DataLoader:
+    """Iterate over a data set in batches.
+
+    Parameters
+    ----------
+    dataset : Dataset, InMemoryDataset, MultiDataset or the like
+        Where samples come from: len and ``load_batches``.
+    batch_size : int
+        Structures in a batch (per rank, once a distributed sampler is installed).
+    shuffle : bool
+        Whether to draw a new order each epoch, from torch's global generator or `generator`.
+    drop_last : bool
+        Whether to leave out a last batch that is not full.
+    sampler : iterable of int, optional
+        Order of the samples, instead of `shuffle`.
+    batch_sampler : iterable of list of int, optional
+        The batches themselves, instead of batch_size, shuffle, sampler and drop_last.
+    prefetch_factor : int
+        Batches read at once as one window; while one window is consumed the next is read in the
+        background. 0 reads each batch when it is asked for.
+    num_streams, use_streams
+        Accepted for scripts of the peer; copies to a GPU go to the current stream.
+    pin_memory : bool
+        Whether to read into page-locked memory; nothing happens where there is no GPU.
+    batch_transforms : sequence of callables, optional
+        ``batch -> batch``, applied in the foreground.
+    generator : torch.Generator, optional
+        Source of the order when `shuffle` is on.
+
+    Raises
+    ------
+    ValueError
+        For arguments out of range or that exclude each other.
+    TypeError
+        For arguments of the wrong kind.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        sampler: Iterable[int] | None = None,
+        batch_sampler: Iterable[Sequence[int]] | None = None,
+        prefetch_factor: int = 2,
+        num_streams: int = 4,
+        use_streams: bool = True,
+        pin_memory: bool = False,
+        batch_transforms: Sequence[Any] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if not hasattr(dataset, "load_batches") or not hasattr(dataset, "__len__"):
+            raise TypeError(
+                "dataset must have load_batches(lists) and a length: got "
+                f"{type(dataset).__name__}; for other data sets use torch.utils.data.DataLoader"
+            )
+        _check_integers(batch_size=(batch_size, 1), prefetch_factor=(prefetch_factor, 0))
+        _check_exclusive(batch_size, shuffle, drop_last, sampler, batch_sampler)
+        self.dataset = dataset
+        self.batch_size = 1 if batch_size is None else batch_size
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self.batch_sampler: Any = batch_sampler
+        self.sampler: Any = sampler
+        if batch_sampler is None and sampler is None:
+            self.sampler = (
+                RandomSampler(dataset, generator=generator)
+                if shuffle
+                else SequentialSampler(dataset)
+            )
+        self.prefetch_factor = prefetch_factor
+        self.num_streams = num_streams
+        self.use_streams = use_streams and torch.cuda.is_available()
+        self.pin_memory = pin_memory
+        self.batch_transforms: tuple[Any, ...] = check_transforms(
+            "batch_transforms", batch_transforms
+        )
+        self._skip = 0
+        if pin_memory and torch.cuda.is_available():
+            dataset.pin_memory = True
+
+    @property
+    def effective_read_window(self) -> int:
+        """Samples read at once."""
+        return self.batch_size * max(self.prefetch_factor, 1)
+
+    def __len__(self) -> int:
+        return len(self._batches())
+
+    def _batches(self) -> Any:
+        if self.batch_sampler is not None:
+            return self.batch_sampler
+        return BatchSampler(self.sampler, self.batch_size, self.drop_last)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the epoch to the first of batch sampler, its sampler and sampler that asks."""
+        inner: Any = getattr(self.batch_sampler, "sampler", None)
+        for target in (self.batch_sampler, inner, self.sampler):
+            if hasattr(target, "set_epoch"):
+                target.set_epoch(epoch)
+                return
+
+    def set_epoch_step(self, step: int) -> None:
+        """Let the next pass begin at a batch of the epoch; the ones before it are not read.
+
+        Raises
+        ------
+        ValueError
+            If it is negative.
+        """
+        _check_integers(step=(step, 0))
+        self._skip = step
+
+    def index_batches(self) -> Iterator[list[int]]:
+        """The batches of one pass as lists of sample numbers, without reading anything."""
+        skip, self._skip = self._skip, 0
+        for batch in islice(iter(self._batches()), skip, None):
+            yield list(batch)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.read(self.index_batches())
+
+    def read(self, batches: Iterable[list[int]]) -> Iterator[Batch]:
+        """Batches of the given sample numbers, read ahead and transformed as in a pass."""
+        if self.prefetch_factor == 0 or not hasattr(self.dataset, "prefetch_fused_batches"):
+            read = self._read_plainly(batches)
+        else:
+            read = self._read_ahead(iter(batches))
+        for batch in read:
+            for transform in self.batch_transforms:
+                batch = transform(batch)
+            yield batch
+
+    def _read_plainly(self, batches: Iterable[list[int]]) -> Iterator[Batch]:
+        for indices in batches:
+            yield from self.dataset.load_batches([indices])
+
+    def _read_ahead(self, batches: Iterator[list[int]]) -> Iterator[Batch]:
+        """One window is consumed while the next is read; nothing is left running on a break."""
+        try:
+            for _ in range(2):
+                self._request(batches)
+            while self.dataset.has_pending_fused_batches():
+                window = self.dataset.get_fused_batches()
+                self._request(batches)
+                yield from window
+        finally:
+            self.dataset.cancel_prefetch()
+
+    def _request(self, batches: Iterator[list[int]]) -> None:
+        window = list(islice(batches, self.prefetch_factor))
+        if window:
+            self.dataset.prefetch_fused_batches(window)
+
+    def __repr__(self) -> str:
+        return f"DataLoader({self.dataset!r}, batch_size={self.batch_size}, {len(self)} batches)"
+
+
+def _check_integers(**values: tuple[Any, int]) -> None:
+    for name, (value, low) in values.items():
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be an integer: got {value!r}")
+        if value < low:
+            raise ValueError(f"{name} must be at least {low}: got {value}")
+
+
+def _check_exclusive(
+    batch_size: int | None, shuffle: bool, drop_last: bool, sampler: Any, batch_sampler: Any
+) -> None:
+    if sampler is not None and shuffle:
+        raise ValueError("sampler and shuffle=True exclude each other: the sampler says the order")
+    if batch_sampler is None:
+        return
+    given = {
+        "batch_size": batch_size is not None,
+        "sampler": sampler is not None,
+        "shuffle": shuffle,
+        "drop_last": drop_last,
+    }
+    clash = [name for name, there in given.items() if there]
+    if clash:
+        raise ValueError(
+            f"batch_sampler says the batches: {', '.join(clash)} can not be given beside it"
+        )

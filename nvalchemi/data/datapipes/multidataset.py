@@ -1,0 +1,189 @@
+"""MultiDataset: several data sets behind one index."""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from nvalchemi.data.atomic_data import AtomicData
+from nvalchemi.data.batch import Batch
+from nvalchemi.data.datapipes.dataset import BatchDatasetProtocol, normalise_index
+from nvalchemi.data.datapipes.prefetch import Prefetch
+from nvalchemi.data.join import Template
+
+DATASET_INDEX_METADATA_KEY = "dataset_index"
+
+# Without them a structure is not periodic; they may be on some data sets and not on others.
+_MAY_DIFFER = frozenset({"cell", "pbc"})
+
+
+class MultiDataset(Prefetch):
+    """Data sets in a row: sample k of data set j has the index ``offsets[j] + k``.
+
+    Parameters
+    ----------
+    *datasets : Dataset, InMemoryDataset, or anything that keeps BatchDatasetProtocol
+        At least one.
+    output_strict : bool
+        Whether all data sets must carry the same fields. If not, a floating-point field that a
+        data set lacks is NaN for its structures in every batch (never zero: losses with
+        ``ignore_nonfinite=True`` leave them out). cell and pbc may differ in any case: a structure
+        without them is given out with a zero cell and pbc False.
+    num_workers : int
+        Threads that read ahead.
+
+    Attributes
+    ----------
+    datasets : tuple
+        The data sets.
+    offsets : list of int
+        First index of each, and the length of all, n + 1 numbers.
+
+    Raises
+    ------
+    ValueError
+        If there is none, or their fields differ.
+    TypeError
+        If one is no data set.
+    """
+
+    def __init__(self, *datasets: Any, output_strict: bool = True, num_workers: int = 2) -> None:
+        if not datasets:
+            raise ValueError("MultiDataset needs at least one data set: got none")
+        for i, dataset in enumerate(datasets):
+            if not isinstance(dataset, BatchDatasetProtocol):
+                raise TypeError(
+                    f"datasets[{i}] must be a data set (len, [], load_batches, field_names, "
+                    f"close): got {type(dataset).__name__}"
+                )
+        self.datasets: tuple[Any, ...] = tuple(datasets)
+        self.output_strict = output_strict
+        lengths = [len(dataset) for dataset in datasets]
+        self.offsets: list[int] = [0, *np.cumsum(lengths).tolist()]
+        self._template: Template | None = None
+        self._start_prefetch(num_workers)
+        self.validate_field_names()
+
+    def validate_field_names(self, output_strict: bool | None = None) -> None:
+        """Check that all data sets with samples carry the same fields.
+
+        Raises
+        ------
+        ValueError
+            Naming two that differ and the fields in question.
+        """
+        if not (self.output_strict if output_strict is None else output_strict):
+            return
+        filled = [
+            (i, set(d.field_names) - _MAY_DIFFER) for i, d in enumerate(self.datasets) if len(d)
+        ]
+        for i, names in filled[1:]:
+            first, expected = filled[0]
+            if names != expected:
+                raise ValueError(
+                    f"all data sets must carry the same fields: datasets[{first}] has "
+                    f"{sorted(expected)}, datasets[{i}] has {sorted(names)}; pass "
+                    "output_strict=False to mark what a data set lacks as NaN"
+                )
+
+    def __len__(self) -> int:
+        return self.offsets[-1]
+
+    def to_global_index(self, dataset: int, index: int) -> int:
+        """Index of a sample of a data set; both may be negative."""
+        dataset = normalise_index(dataset, len(self.datasets))
+        size = self.offsets[dataset + 1] - self.offsets[dataset]
+        return self.offsets[dataset] + normalise_index(index, size)
+
+    def to_local_index(self, index: int) -> tuple[int, int]:
+        """Data set and the index in it of a sample."""
+        index = normalise_index(index, len(self))
+        dataset = int(np.searchsorted(self.offsets, index, side="right")) - 1
+        return dataset, index - self.offsets[dataset]
+
+    def __getitem__(self, index: int) -> tuple[AtomicData, dict[str, Any]]:
+        dataset, local = self.to_local_index(index)
+        data, metadata = self.datasets[dataset][local]
+        return data, {**metadata, DATASET_INDEX_METADATA_KEY: dataset}
+
+    def __iter__(self) -> Iterator[tuple[AtomicData, dict[str, Any]]]:
+        return (self[i] for i in range(len(self)))
+
+    def _load_one(self, index: int) -> tuple[AtomicData, dict[str, Any]]:
+        return self[index]
+
+    def load_batches(self, index_lists: Sequence[Sequence[int]], stream: Any = None) -> list[Batch]:
+        """Read several batches at once: each data set once, then everything into its place.
+
+        Returns
+        -------
+        list of Batch
+            ``metadata["index"]`` holds indices of this MultiDataset, ``metadata["dataset_index"]``
+            the data sets.
+        """
+        sizes = [len(indices) for indices in index_lists]
+        if not sizes or min(sizes) < 1:
+            raise ValueError(f"every batch needs at least one sample: got sizes {sizes}")
+        wanted = np.fromiter(chain.from_iterable(index_lists), dtype=np.int64, count=sum(sizes))
+        if wanted.min() < -len(self) or wanted.max() >= len(self):
+            raise IndexError(f"indices must lie in {-len(self)}..{len(self) - 1}")
+        wanted %= len(self)
+        owner = np.searchsorted(self.offsets, wanted, side="right") - 1
+        parts, places = [], []
+        for j in np.unique(owner).tolist():
+            place = np.flatnonzero(owner == j)
+            local = (wanted[place] - self.offsets[j]).tolist()
+            parts.append(self._complete(self.datasets[j].load_batches([local])[0]))
+            places.append(place)
+        whole = Batch.concat(parts)
+        if len(parts) > 1:
+            whole = whole.index_select(torch.from_numpy(np.argsort(np.concatenate(places))))
+        whole.metadata["index"] = torch.from_numpy(wanted)
+        whole.metadata[DATASET_INDEX_METADATA_KEY] = torch.from_numpy(owner)
+        return whole.split(sizes)
+
+    def _complete(self, batch: Batch) -> Batch:
+        """Give every batch the same fields, whichever data sets it comes from."""
+        if self._template is None:
+            samples = [dataset.load_batches([[0]])[0] for dataset in self.datasets if len(dataset)]
+            self._template = Template(samples, fill_labels=not self.output_strict)
+        return self._template.complete(batch)
+
+    @property
+    def field_names(self) -> list[str]:
+        """Names of all fields of all data sets."""
+        return sorted({name for d in self.datasets if len(d) for name in d.field_names})
+
+    def get_metadata(self, index: int) -> tuple[int, int]:
+        """Atoms and edges of one sample."""
+        dataset, local = self.to_local_index(index)
+        atoms, edges = self.datasets[dataset].get_metadata(local)
+        return int(atoms), int(edges)
+
+    @property
+    def pin_memory(self) -> bool:
+        """Whether all data sets read into page-locked memory."""
+        return all(getattr(dataset, "pin_memory", False) for dataset in self.datasets)
+
+    @pin_memory.setter
+    def pin_memory(self, value: bool) -> None:
+        for dataset in self.datasets:
+            dataset.pin_memory = value
+
+    def close(self) -> None:
+        """Stop reading ahead and close all data sets."""
+        self._stop_prefetch()
+        for dataset in self.datasets:
+            dataset.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        lengths = " + ".join(str(len(dataset)) for dataset in self.datasets)
+        return f"MultiDataset({lengths} = {len(self)} structures)"
