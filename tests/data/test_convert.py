@@ -1,0 +1,441 @@
+"""Import of ASE structures and extended XYZ: labels found where they are, missing ones reported."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk, fcc111, molecule
+from ase.calculators.emt import EMT
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.constraints import FixAtoms
+from ase.io import write
+from ase.units import Bohr, Hartree, kcal, mol
+
+from nvalchemi.data import AtomicData
+from nvalchemi.data.convert import LabelKeys, audit_labels, from_ase, read_extxyz
+
+_SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+
+
+def crystal(energy=-3.0, **more):
+    atoms = bulk("Cu", "fcc", a=3.7, cubic=True)
+    forces = np.arange(12.0).reshape(4, 3) / 10
+    atoms.calc = SinglePointCalculator(atoms, energy=energy, forces=forces, **more)
+    return atoms
+
+
+def ethanol(**info):
+    atoms = molecule("CH3CH2OH")
+    atoms.info.update(info)
+    return atoms
+
+
+def shared_file(name):
+    path = _SHARED / name
+    if not path.is_file():
+        pytest.skip(f"no {path.name} here")
+    return path
+
+
+# Where labels are found.
+
+
+def test_labels_of_the_calculator_are_read():
+    stress = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    data = from_ase(crystal(stress=stress), dtype=torch.float64)
+    assert data.energy.tolist() == [[-3.0]]
+    assert data.forces.shape == (4, 3) and float(data.forces[3, 2]) == pytest.approx(1.1)
+    assert data.stress.tolist() == [[[1.0, 6.0, 5.0], [6.0, 2.0, 4.0], [5.0, 4.0, 3.0]]]
+    assert data.pbc.tolist() == [[True, True, True]] and data.cell.shape == (1, 3, 3)
+    assert data.atomic_numbers.tolist() == [29] * 4
+
+
+def test_labels_under_other_keys_are_read_from_info_and_arrays():
+    atoms = ethanol(REF_energy=-5.5)
+    atoms.arrays["REF_forces"] = np.full((9, 3), 0.25)
+    data = from_ase(atoms, label_keys=LabelKeys(energy="REF_energy", forces="REF_forces"))
+    assert data.energy.item() == -5.5 and float(data.forces.min()) == 0.25
+    assert "REF_energy" not in data.info
+
+
+def test_absent_labels_stay_absent():
+    data = from_ase(molecule("H2O"))
+    assert data.energy is None and data.forces is None and data.stress is None
+    assert data.atomic_masses is None and data.velocities is None and data.atom_categories is None
+    assert set(data.to_dict()) == {"atomic_numbers", "positions"}
+
+
+def test_no_calculation_is_started():
+    class Refuses(EMT):
+        def calculate(self, *args, **kwargs):
+            raise AssertionError("a calculation was started")
+
+    atoms = bulk("Cu")
+    atoms.calc = Refuses()
+    assert from_ase(atoms).energy is None
+
+
+def test_forces_of_constrained_atoms_are_the_stored_ones(tmp_path):
+    atoms = crystal()
+    atoms.set_constraint(FixAtoms([0, 1, 2, 3]))
+    assert not atoms.get_forces().any()
+    assert float(from_ase(atoms).forces.max()) == pytest.approx(1.1)
+
+    write(tmp_path / "fixed.xyz", atoms, format="extxyz")
+    (read,) = read_extxyz(tmp_path / "fixed.xyz")
+    assert float(read.forces.max()) == pytest.approx(1.1)
+    assert any("constraints" in finding for finding in audit_labels([atoms]).findings)
+
+
+def test_results_of_another_geometry_are_no_labels():
+    atoms = bulk("Cu", cubic=True)
+    atoms.calc = EMT()
+    atoms.get_potential_energy()
+    atoms.positions[0] += 0.1
+    with pytest.raises(ValueError, match="another geometry"):
+        from_ase(atoms)
+    atoms.get_potential_energy()
+    assert from_ase(atoms).energy is not None
+
+
+def test_two_places_that_disagree_are_refused():
+    atoms = crystal(energy=-3.0)
+    atoms.info["energy"] = -3.0
+    assert from_ase(atoms).energy.item() == -3.0
+    atoms.info["energy"] = -4.0
+    with pytest.raises(ValueError, match=r"differs between atoms\.info and the results"):
+        from_ase(atoms)
+
+
+def test_the_input_is_neither_changed_nor_shared():
+    atoms = crystal()
+    atoms.info["name"] = "x"
+    before = atoms.copy()
+    results = {key: np.copy(value) for key, value in atoms.calc.results.items()}
+    data = from_ase(atoms, dtype=torch.float64)
+    data.positions += 1.0
+    data.forces += 1.0
+    data.cell += 1.0
+    assert atoms == before and atoms.info == before.info
+    assert set(atoms.arrays) == set(before.arrays)
+    for key, value in results.items():
+        np.testing.assert_array_equal(atoms.calc.results[key], value)
+
+
+def test_from_atoms_of_atomic_data_reads_the_same():
+    atoms = crystal(stress=np.arange(6.0))
+    assert AtomicData.from_atoms(atoms) == from_ase(atoms)
+
+
+def test_numbers_of_info_are_kept_and_strings_are_not():
+    data = from_ase(ethanol(temperature=300.0, name="ethanol", ids=np.arange(3)))
+    assert data.info["temperature"].item() == 300.0 and data.info["ids"].tolist() == [0, 1, 2]
+    assert "name" not in data.info
+
+
+# Shapes, stress, cells.
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (9,), (6,)])
+def test_stress_comes_in_three_shapes(shape):
+    full = np.array([[1.0, 6.0, 5.0], [6.0, 2.0, 4.0], [5.0, 4.0, 3.0]])
+    atoms = bulk("Cu")
+    atoms.info["s"] = np.arange(1.0, 7.0) if shape == (6,) else full.reshape(shape)
+    data = from_ase(atoms, label_keys=LabelKeys(energy=None, forces=None, stress="s"))
+    assert data.stress[0].tolist() == full.tolist()
+
+
+def test_a_virial_becomes_a_stress_only_when_asked():
+    atoms = bulk("Cu", cubic=True)
+    atoms.info["virial"] = 2.0 * np.eye(3)
+    assert from_ase(atoms).stress is None
+    assert from_ase(atoms, dtype=torch.float64).virial[0, 0, 0].item() == 2.0
+    keys = LabelKeys(energy=None, forces=None, stress_from_virial="virial")
+    data = from_ase(atoms, label_keys=keys, dtype=torch.float64)
+    assert data.stress[0, 1, 1].item() == pytest.approx(-2.0 / atoms.cell.volume)
+    assert data.virial is None
+
+
+def test_the_sign_of_the_virial_is_that_of_a_compressed_cell():
+    atoms = bulk("Cu", a=3.3, cubic=True)
+    atoms.calc = EMT()
+    stress = atoms.get_stress(voigt=False)
+    labelled = bulk("Cu", a=3.3, cubic=True)
+    labelled.info["virial"] = -stress * atoms.cell.volume
+    assert labelled.info["virial"].trace() > 0
+    keys = LabelKeys(energy=None, forces=None, stress_from_virial="virial")
+    data = from_ase(labelled, label_keys=keys, dtype=torch.float64)
+    np.testing.assert_allclose(data.stress[0].numpy(), stress, atol=1e-12)
+
+
+def test_stress_from_a_virial_needs_three_periodic_directions():
+    slab = fcc111("Cu", (2, 2, 3), vacuum=8.0)
+    slab.info["virial"] = np.eye(3)
+    keys = LabelKeys(energy=None, forces=None, stress_from_virial="virial")
+    with pytest.raises(ValueError, match="periodic in all directions"):
+        from_ase(slab, label_keys=keys)
+
+
+def test_partial_periodicity_is_kept_and_none_drops_cell_and_stress():
+    slab = fcc111("Cu", (2, 2, 3))
+    assert not slab.cell[2].any()
+    data = from_ase(slab)
+    assert data.pbc.tolist() == [[True, True, False]]
+    assert data.cell[0, 2].tolist() == [0.0, 0.0, 0.0]
+
+    boxed = molecule("H2O", cell=[10, 10, 10])
+    boxed.info["stress"] = np.zeros(6)
+    data = from_ase(boxed)
+    assert data.cell is None and data.pbc is None and data.stress is None
+
+
+@pytest.mark.parametrize("cell", [np.zeros((3, 3)), [[1, 0, 0], [2, 0, 0], [0, 0, 1]]])
+def test_a_periodic_structure_needs_a_cell(cell):
+    with pytest.raises(ValueError, match=r"periodic along TTT.*zero or dependent"):
+        from_ase(Atoms("Cu", cell=cell, pbc=True))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "match"),
+    [
+        ("energy", np.nan, "'energy' is not finite"),
+        ("energy", "low", "'energy' is no number"),
+        ("energy", True, "'energy' is no number"),
+        ("energy", np.zeros(2), "'energy' must have one number"),
+        ("dipole", np.zeros(2), "'dipole' must have 3 numbers"),
+    ],
+)
+def test_broken_labels_are_refused_whatever_the_policy(key, value, match):
+    with pytest.raises(ValueError, match=match):
+        from_ase(ethanol(**{key: value}))
+
+
+def test_forces_of_another_shape_are_refused():
+    atoms = ethanol()
+    atoms.arrays["forces"] = np.zeros((9, 2))
+    with pytest.raises(ValueError, match=r"must have shape \[9, 3\]: got shape \[9, 2\]"):
+        from_ase(atoms)
+
+
+def test_structures_that_no_model_can_take_are_refused():
+    with pytest.raises(ValueError, match="no atoms"):
+        from_ase(Atoms())
+    with pytest.raises(ValueError, match="dummy atoms"):
+        from_ase(Atoms("XH", positions=np.eye(3)[:2]))
+    with pytest.raises(TypeError, match=r"takes an ase.Atoms: got str"):
+        from_ase("H2O")
+
+
+# Units and precision.
+
+
+@pytest.mark.parametrize(
+    ("units", "energy", "force"),
+    [
+        ("eV/Angstrom", 1.0, 1.0),
+        ("kcal/mol/Angstrom", kcal / mol, kcal / mol),
+        ("Hartree/Angstrom", Hartree, Hartree),
+        ("Hartree/Bohr", Hartree, Hartree / Bohr),
+    ],
+)
+def test_units_are_converted(units, energy, force):
+    atoms = crystal(energy=1.0, stress=np.ones(6))
+    atoms.calc.results["forces"] = np.ones((4, 3))
+    data = from_ase(atoms, units=units, dtype=torch.float64)
+    assert data.energy.item() == pytest.approx(energy)
+    assert data.forces[0, 0].item() == pytest.approx(force)
+    assert data.stress[0, 0, 0].item() == pytest.approx(force**3 / energy**2)
+    np.testing.assert_array_equal(data.positions.numpy(), atoms.positions)
+
+
+def test_unknown_units_are_refused():
+    with pytest.raises(ValueError, match=r"units must be one of .*: got 'eV'"):
+        from_ase(crystal(), units="eV")
+
+
+def test_energies_that_float32_does_not_resolve_warn():
+    atoms = ethanol(energy=-29944.1234)
+    with pytest.warns(UserWarning, match=r"resolved to 0\.00.* eV .*torch\.float64"):
+        from_ase(atoms)
+
+
+def test_energies_that_came_in_float32_warn_also_in_float64():
+    atoms = ethanol(energy=np.float32(-29944.0))
+    with pytest.warns(UserWarning, match="resolved to"):
+        from_ase(atoms, dtype=torch.float64)
+
+
+def test_energies_that_fit_do_not_warn(recwarn):
+    from_ase(ethanol(energy=-300.1234))
+    from_ase(ethanol(energy=-29944.1234), dtype=torch.float64)
+    assert not recwarn
+
+
+def test_energies_in_kcal_are_found_out(tmp_path):
+    energy = -97079.9
+    write(tmp_path / "e.xyz", [ethanol(E=energy)] * 3, format="extxyz")
+    keys = LabelKeys(energy="E", forces=None)
+    audit = audit_labels(tmp_path / "e.xyz", keys)
+    assert any("kcal/mol" in finding for finding in audit.findings)
+    with pytest.warns(UserWarning, match="below any possible energy"):
+        list(read_extxyz(tmp_path / "e.xyz", label_keys=keys, dtype=torch.float64))
+    right = audit_labels(tmp_path / "e.xyz", keys, units="kcal/mol/Angstrom")
+    assert right.findings == []
+    assert right.ranges["energy"][0] == pytest.approx(energy * kcal / mol / 9)
+
+
+# Files and policies.
+
+
+@pytest.fixture
+def partly_labelled(tmp_path):
+    """Five structures; 1 and 3 lack forces."""
+    frames = [ethanol(my_energy=-1.0 * i) for i in range(5)]
+    for i in (0, 2, 4):
+        frames[i].arrays["my_forces"] = np.full((9, 3), float(i))
+    path = tmp_path / "partly.xyz"
+    write(path, frames, format="extxyz")
+    return path
+
+
+_MINE = LabelKeys(energy="my_energy", forces="my_forces")
+
+
+def test_reserved_and_own_keys_survive_a_file(tmp_path):
+    frames = [crystal(energy=float(i), stress=np.arange(6.0)) for i in range(3)]
+    for i, atoms in enumerate(frames):
+        atoms.info["REF_energy"] = 10.0 + i
+    write(tmp_path / "a.xyz", frames, format="extxyz")
+    standard = list(read_extxyz(tmp_path / "a.xyz", label_keys=LabelKeys(stress="stress")))
+    assert [data.energy.item() for data in standard] == [0.0, 1.0, 2.0]
+    np.testing.assert_allclose(standard[2].stress[0], from_ase(frames[2]).stress[0], atol=1e-7)
+    own = list(read_extxyz(tmp_path / "a.xyz", label_keys=LabelKeys(energy="REF_energy")))
+    assert [data.energy.item() for data in own] == [10.0, 11.0, 12.0]
+
+
+def test_a_missing_label_raises_and_all_structures_are_counted(partly_labelled):
+    frames = read_extxyz(partly_labelled, label_keys=_MINE)
+    assert next(frames).forces is not None
+    with pytest.raises(ValueError, match=r"no forces in 2 of 5 structures \(1, 3\)"):
+        next(frames)
+
+
+def test_skip_leaves_out_and_reports(partly_labelled):
+    with pytest.warns(UserWarning, match=r"2 of 5 structures are left out \(1: forces is missing"):
+        kept = list(read_extxyz(partly_labelled, label_keys=_MINE, missing="skip"))
+    assert [data.energy.item() for data in kept] == [0.0, -2.0, -4.0]
+
+
+def test_allow_keeps_without_the_label(partly_labelled):
+    kept = list(read_extxyz(partly_labelled, label_keys=_MINE, missing="allow"))
+    assert [data.forces is None for data in kept] == [False, True, False, True, False]
+
+
+def test_the_error_names_what_is_there_instead(tmp_path):
+    atoms = ethanol(energy=-1.0)
+    atoms.arrays["force"] = np.zeros((9, 3))
+    atoms.arrays["frac_pos"] = np.zeros((9, 3))
+    write(tmp_path / "f.xyz", atoms, format="extxyz")
+    with pytest.raises(ValueError, match=r"no key 'forces', but 'force' \(LabelKeys\(forces="):
+        list(read_extxyz(tmp_path / "f.xyz"))
+
+
+def test_a_virial_is_offered_where_stress_is_asked():
+    atoms = bulk("Cu")
+    atoms.info |= {"energy": 1.0, "virial": np.eye(3)}
+    audit = audit_labels([atoms], LabelKeys(forces=None, stress="stress"))
+    assert any("stress_from_virial='virial'" in problem for problem in audit.problems)
+
+
+def test_files_that_can_not_be_read_say_where(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*none\.xyz"):
+        list(read_extxyz(tmp_path / "none.xyz"))
+    (tmp_path / "empty.xyz").write_text("")
+    with pytest.raises(ValueError, match="holds no structure"):
+        list(read_extxyz(tmp_path / "empty.xyz"))
+    write(tmp_path / "a.xyz", [crystal(), crystal()], format="extxyz")
+    text = (tmp_path / "a.xyz").read_text()
+    (tmp_path / "cut.xyz").write_text("\n".join(text.splitlines()[:-2]) + "\n")
+    with pytest.raises(ValueError, match="structure 1 can not be read"):
+        list(read_extxyz(tmp_path / "cut.xyz"))
+
+
+def test_a_file_with_an_at_sign_in_its_name_is_read(tmp_path):
+    write(tmp_path / "plain.xyz", crystal(), format="extxyz")
+    (tmp_path / "plain.xyz").rename(tmp_path / "md@300.xyz")
+    assert len(list(read_extxyz(tmp_path / "md@300.xyz"))) == 1
+
+
+def test_arguments_are_checked_before_the_file_is_opened(tmp_path):
+    with pytest.raises(ValueError, match="missing must be one of"):
+        read_extxyz(tmp_path / "none.xyz", missing="zero")
+    with pytest.raises(ValueError, match="not both"):
+        LabelKeys(stress="stress", stress_from_virial="virial")
+    with pytest.raises(TypeError, match="key of energy"):
+        LabelKeys(energy=3)
+
+
+# The audit.
+
+
+def test_the_audit_counts_and_prints(partly_labelled):
+    audit = audit_labels(partly_labelled, _MINE)
+    assert audit.num_frames == 5 and audit.num_atoms == 45
+    assert audit.counts == {"energy": 5, "forces": 3}
+    assert audit.ranges["energy"] == pytest.approx((-4 / 9, 0.0))
+    assert audit.ranges["forces"][1] == pytest.approx(4 * 3**0.5)
+    assert audit.elements == {"C": 10, "H": 30, "O": 5}
+    assert audit.sizes == {9: 5} and audit.pbc == {"FFF": 5}
+    text, page = str(audit), audit._repr_html_()
+    for part in ("partly.xyz", "my_forces", "3 of 5", "no forces in 2 of 5 structures"):
+        assert part in text and part in page
+    assert "<table>" in page and "Traceback" not in text
+
+
+def test_the_audit_names_labels_that_were_not_asked_for():
+    audit = audit_labels([crystal(stress=np.zeros(6))])
+    assert any("LabelKeys(stress='stress')" in finding for finding in audit.findings)
+    assert audit.other_keys["stress"] == 1
+
+
+def test_the_audit_finds_forces_that_are_all_zero():
+    atoms = ethanol(energy=-1.0)
+    atoms.arrays["forces"] = np.zeros((9, 3))
+    assert any("exactly zero in 1 structures" in f for f in audit_labels([atoms]).findings)
+
+
+# Real files.
+
+
+def test_carbon_file_with_forces_under_force():
+    path = shared_file("carbon_reduced_100.xyz")
+    with pytest.raises(ValueError, match=r"no forces in 100 of 100 .* but 'force'"):
+        list(read_extxyz(path))
+    keys = LabelKeys(forces="force", stress_from_virial="virial")
+    frames = list(read_extxyz(path, label_keys=keys, dtype=torch.float64))
+    assert len(frames) == 100 and all(data.forces.shape == (4, 3) for data in frames)
+    assert frames[0].energy.item() == -632.106478
+    volume = float(torch.linalg.det(frames[0].cell[0]).abs())
+    assert frames[0].stress[0, 0, 0].item() == pytest.approx(-17.67401361 / volume)
+
+
+def test_ethanol_file_in_kcal():
+    path = shared_file("ethanol_reduced_100.xyz")
+    assert any("kcal/mol" in finding for finding in audit_labels(path).findings)
+    frames = list(read_extxyz(path, units="kcal/mol/Angstrom", dtype=torch.float64))
+    assert frames[0].energy.item() == pytest.approx(-97079.92222178938 * kcal / mol)
+
+
+def test_water_in_single_precision():
+    arrays = np.load(shared_file("water_192atoms.npz"))
+    atoms = Atoms(
+        arrays["atomic_numbers"], arrays["positions"][0], cell=arrays["cell"][0], pbc=True
+    )
+    atoms.calc = SinglePointCalculator(
+        atoms, energy=arrays["energy"][0], forces=arrays["forces"][0]
+    )
+    with pytest.warns(UserWarning, match="resolved to"):
+        data = from_ase(atoms)
+    assert data.forces.shape == (192, 3)
