@@ -27,7 +27,6 @@ UNITS: dict[str, tuple[float, float]] = {
 
 # Positions in ASE's Voigt order xx, yy, zz, yz, xz, xy of the elements of a 3 x 3 tensor.
 _VOIGT = np.array([[0, 5, 4], [5, 1, 3], [4, 3, 2]])
-_GEOMETRY = {"positions", "numbers", "cell", "pbc"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +179,17 @@ def _look_up(atoms: Atoms, name: str, key: str) -> Any:
 
 
 def _is_stale(atoms: Atoms) -> bool:
+    """Whether the calculator notes another geometry for its results than the one at hand."""
     of = getattr(atoms.calc, "atoms", None)
     if of is None:
         return False
-    return bool(_GEOMETRY & set(atoms.calc.check_state(atoms)))
+    # not calc.check_state(): it takes longer than reading the structure from a file
+    return not (
+        np.array_equal(of.positions, atoms.positions)
+        and np.array_equal(of.numbers, atoms.numbers)
+        and np.array_equal(of.cell, atoms.cell)
+        and np.array_equal(of.pbc, atoms.pbc)
+    )
 
 
 def _shaped(raw: Any, name: str, num_atoms: int) -> np.ndarray:
