@@ -36,17 +36,19 @@ clean-notebooks: $(STAMP) ## strip widget state and timing from the notebooks, k
 		--ClearMetadataPreprocessor.enabled=True \
 		--ClearMetadataPreprocessor.preserve_nb_metadata_mask=kernelspec \
 		--ClearMetadataPreprocessor.preserve_nb_metadata_mask=language_info \
+		--ClearMetadataPreprocessor.preserve_cell_metadata_mask=tags \
 		notebooks/*.ipynb
 
 clean: ## remove .venv and everything that was built
 	@rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-# The stamp holds this folder's path, so a moved or copied checkout installs anew. It is written
-# last: an install that failed leaves none, or one older than the files it was made from.
+# The stamp holds this folder's path: a moved checkout gets a new environment, whose scripts do not
+# point to the old place. It is written last: an install that failed leaves none, or an old one.
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 $(STAMP): FORCE
 endif
 $(STAMP): pyproject.toml constraints.txt
+	@if [ -e $(STAMP) ] && [ "$$(cat $(STAMP))" != "$(CURDIR)" ]; then rm -r .venv; fi
 	@if ! $(VENV)/python -c '' 2>/dev/null; then \
 		$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' 2>/dev/null \
 		|| { found=$$($(PYTHON) --version 2>&1 | tail -n 1); \
