@@ -1,0 +1,143 @@
+"""What a TrainingStrategy is given, checked and brought into one form."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nvalchemi.training.losses import BaseLossFunction, ComposedLossFunction
+from nvalchemi.training.optimizers import OptimizerConfig
+
+MAIN = "main"
+
+
+def default_training_fn(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    """Call the model and prefix its outputs: energy becomes predicted_energy, and so on."""
+    return {f"predicted_{name}": value for name, value in model(batch).items() if value is not None}
+
+
+def named_models(models: Any) -> dict[str, nn.Module]:
+    """Turn one model into ``{"main": model}`` and a mapping of models into a dict.
+
+    Raises
+    ------
+    ValueError
+        If there is none, or one is no Module.
+    """
+    named = models
+    if isinstance(models, nn.Module) and not isinstance(models, nn.ModuleDict):
+        named = {MAIN: models}
+    if not isinstance(named, Mapping | nn.ModuleDict) or not len(named):
+        raise ValueError(f"models must be a Module or a dict of them, at least one: got {models!r}")
+    for name, model in named.items():
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"models[{name!r}] must be a torch.nn.Module: got {type(model)}")
+    return dict(named.items())
+
+
+def named_optimizer_configs(configs: Any, single_model: bool) -> dict[str, list[OptimizerConfig]]:
+    """Turn one config or a list into that of the "main" model, and a mapping into lists.
+
+    Raises
+    ------
+    ValueError
+        If a form without names is given for several models, or a list is empty.
+    """
+    if isinstance(configs, OptimizerConfig | list | tuple) and not single_model:
+        raise ValueError(
+            "optimizer_configs must be a dict by model name when models is one: got "
+            f"{type(configs).__name__}"
+        )
+    if isinstance(configs, OptimizerConfig | list | tuple):
+        configs = {MAIN: configs}
+    if not isinstance(configs, Mapping):
+        raise ValueError(
+            "optimizer_configs must be an OptimizerConfig, a list of them or a dict by model: got "
+            f"{type(configs).__name__}"
+        )
+    named = {}
+    for name, config in configs.items():
+        entries = [config] if isinstance(config, OptimizerConfig) else list(config)
+        if not entries or not all(isinstance(entry, OptimizerConfig) for entry in entries):
+            raise ValueError(
+                f"optimizer_configs[{name!r}] must hold OptimizerConfigs: got {config!r}"
+            )
+        named[name] = entries
+    return named
+
+
+def composed_loss(loss_fn: Any) -> ComposedLossFunction:
+    """Turn a leaf loss into a composition of one.
+
+    Raises
+    ------
+    ValueError
+        If it is neither.
+    """
+    if isinstance(loss_fn, ComposedLossFunction):
+        return loss_fn
+    if isinstance(loss_fn, BaseLossFunction):
+        return ComposedLossFunction([loss_fn])
+    raise ValueError(
+        "loss_fn must be a ComposedLossFunction or a leaf loss such as EnergyMSELoss(): got "
+        f"{type(loss_fn).__name__}"
+    )
+
+
+def resolve_training_fn(function: Any) -> Callable[[Any, Any], Mapping[str, Tensor]]:
+    """Import a dotted name, and check that the function takes (model or models, batch).
+
+    Raises
+    ------
+    ValueError
+        If it can not be found or called, or does not take exactly two arguments.
+    """
+    if isinstance(function, str):
+        module, _, name = function.rpartition(".")
+        try:
+            function = getattr(import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(f"training_fn {function!r} can not be imported: {error}") from error
+    if not callable(function):
+        raise ValueError(f"training_fn must be a function (model, batch): got {function!r}")
+    try:
+        inspect.signature(function).bind("model", "batch")
+        required = _required_positional(function)
+    except TypeError:
+        required = -1
+    if required > 2 or required < 0:
+        raise ValueError(
+            "training_fn must accept exactly the two arguments (model, batch), or (models, batch): "
+            f"got {getattr(function, '__name__', function)}{inspect.signature(function)}"
+        )
+    return function
+
+
+def _required_positional(function: Any) -> int:
+    parameters = inspect.signature(function).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters)
+
+
+def resolve_devices(devices: Any) -> list[torch.device]:
+    """Turn a device, a string or a sequence of them into a list.
+
+    Raises
+    ------
+    ValueError
+        If it is empty or names no device.
+    """
+    if isinstance(devices, str | torch.device):
+        devices = [devices]
+    if not isinstance(devices, Sequence) or not devices:
+        raise ValueError("devices must contain at least one torch.device")
+    resolved = []
+    for device in devices:
+        try:
+            resolved.append(torch.device(device))
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"devices must hold torch devices: got {device!r}") from error
+    return resolved
