@@ -272,7 +272,7 @@ def test_reader_answers(tmp_path):
         batch = reader.read_batch(torch.tensor([2, 0, 2]))
         assert batch.metadata["index"].tolist() == [2, 0, 2]
         assert batch == Batch.from_data_list([structures[i] for i in (2, 0, 2)])
-        with pytest.raises(IndexError, match="index 3 is out of range .* with 3 structures"):
+        with pytest.raises(IndexError, match=r"index 3 is out of range .* with 3 structures"):
             reader.read_batch([0, 3])
         with pytest.raises(TypeError, match="integers"):
             reader.read_batch([0.5])
@@ -320,7 +320,7 @@ def test_an_open_reader_keeps_its_view_until_it_is_refreshed(tmp_path):
     assert stored(first) == structures[1:]
     writer.defragment()
     for reader in (first, second, pickle.loads(pickle.dumps(first))):
-        with pytest.raises(RuntimeError, match="rewritten .* refresh"):
+        with pytest.raises(RuntimeError, match=r"rewritten .* refresh"):
             reader.read_batch([0])
         reader.refresh()
         assert stored(reader) == structures[1:]
