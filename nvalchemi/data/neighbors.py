@@ -208,9 +208,9 @@ def _check_geometry(
     # Periodic vectors are compared with each other only: the others are taken as perpendicular.
     both = pbc[:, :, None] & pbc[:, None, :]
     gram = np.where(both, unit @ unit.transpose(0, 2, 1), np.eye(3))
-    # 1e-12 is the squared volume of unit vectors that lie 1e-6 rad from a common plane.
-    unfit = ~np.isfinite(gram).reshape(-1, 9).all(1)
-    singular = unfit | (np.linalg.det(np.where(unfit[:, None, None], 0.0, gram)) < 1e-12)
+    # 1e-12 is the squared volume of unit vectors that lie 1e-6 rad from a common plane; a vector
+    # that is not finite counts as zero.
+    singular = np.linalg.det(np.nan_to_num(gram)) < 1e-12
     if singular.any():
         first = int(np.flatnonzero(singular)[0])
         raise ValueError(
