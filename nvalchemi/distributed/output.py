@@ -1,0 +1,60 @@
+"""What a worker prints, as whole lines, as it prints them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+_CHUNK = 1 << 16  # bytes; what a Linux pipe holds
+
+
+class LineReader:
+    """The parent's end of one worker's stdout or stderr.
+
+    Parameters
+    ----------
+    descriptor
+        The reading end of a pipe; closed by :meth:`close`.
+    on_line
+        Called with each line, without its line break.
+    """
+
+    def __init__(self, descriptor: int, on_line: Callable[[str], None]) -> None:
+        os.set_blocking(descriptor, False)
+        self._descriptor = descriptor
+        self._on_line = on_line
+        self._rest = b""
+        self.at_end = False  # closed by the writer
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def read(self) -> bool:
+        """Take what there is, one chunk at most; return False if nothing is left for now."""
+        try:
+            chunk = b"" if self.at_end else os.read(self._descriptor, _CHUNK)
+        except BlockingIOError:
+            return False
+        self.at_end = not chunk
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            self._on_line(_visible(line))
+        if b"\r" in self._rest[:-1]:  # a progress bar redraws its line: keep the last drawing
+            self._rest = self._rest[self._rest.rindex(b"\r", 0, -1) + 1 :]
+        return bool(chunk)
+
+    def close(self) -> None:
+        """Take the tail, also a last line without a line break, and close the pipe, once."""
+        if self._descriptor < 0:
+            return
+        while self.read():
+            pass
+        os.close(self._descriptor)
+        self._descriptor, self.at_end = -1, True
+        if self._rest:
+            self._on_line(_visible(self._rest))
+
+
+def _visible(line: bytes) -> str:
+    """Return what a terminal would show of ``line``."""
+    return line.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode("utf-8", errors="replace")

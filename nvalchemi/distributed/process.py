@@ -1,0 +1,79 @@
+"""A spawned process: that of ``torch.multiprocessing``'s spawn context, with two differences.
+
+The standard way runs the caller's main module again in each child, which repeats an unguarded
+script for ever, and it leaves a tracker process in the caller. Neither happens here. Children
+import this module before their environment is set, so it must not load torch.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from dataclasses import dataclass
+from multiprocessing import popen_spawn_posix, reduction, spawn, util
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess, set_spawning_popen
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What a worker holds of its parent; all but ``control`` are file descriptors.
+
+    In the worker each descriptor arrives as an object that gives it by ``detach()``.
+    """
+
+    control: Connection
+    task: Any
+    result: Any
+    stdout: Any
+    stderr: Any
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        descriptors = (self.task, self.result, self.stdout, self.stderr)
+        return Ends, (self.control, *map(reduction.DupFd, descriptors))
+
+
+class _Popen(popen_spawn_posix.Popen):
+    _fds: list[int]
+
+    def _launch(self, process: Any) -> None:
+        message = self._message(process)
+        for_child, to_child = os.pipe()
+        # open as long as this object: its closing tells the child that the parent is gone
+        self.finalizer = util.Finalize(self, os.close, [to_child])
+        try:
+            command = spawn.get_command_line(pipe_handle=for_child)
+            inherited = [*self._fds, for_child]
+            python = os.fsencode(spawn.get_executable())
+            self.pid = util.spawnv_passfds(python, command, inherited)
+        finally:
+            os.close(for_child)
+        self.sentinel = to_child
+        with open(to_child, "wb", closefd=False) as pipe:
+            pipe.write(message)
+
+    def _message(self, process: Any) -> bytes:
+        """Return what the child reads first: how to prepare (no main module), and the process."""
+        preparation = {
+            "name": process.name,
+            "authkey": process.authkey,
+            "sys_path": sys.path.copy(),
+            "sys_argv": sys.argv.copy(),
+            "dir": os.getcwd(),
+        }
+        message = io.BytesIO()
+        set_spawning_popen(self)
+        try:
+            reduction.dump(preparation, message)
+            reduction.dump(process, message)
+        finally:
+            set_spawning_popen(None)
+        return message.getvalue()
+
+
+class WorkerProcess(SpawnProcess):
+    """A spawn process that neither imports the caller's main module nor needs a tracker."""
+
+    _Popen = staticmethod(_Popen)

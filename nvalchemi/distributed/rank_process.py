@@ -1,0 +1,213 @@
+"""The life of one worker process: from its first instruction to os._exit.
+
+Nothing heavy is imported before the rank's environment is set: thread counts and visible devices
+are read when torch is loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import io
+import linecache
+import logging
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+from nvalchemi.distributed.process import Ends
+
+_running = False
+
+
+def is_worker() -> bool:
+    """Return whether this process is a worker, or is still being started as one's child."""
+    return _running or getattr(multiprocessing.current_process(), "_inheriting", False)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong on a rank, in plain strings, so that it can always be sent.
+
+    ``stage`` is "load" (the function could not be unpickled), "call" or "return" (its value could
+    not be pickled); ``time`` is that of ``time.monotonic``, comparable between the ranks.
+    """
+
+    stage: str
+    summary: str
+    traceback: str
+    time: float
+    exception: bytes | None = None
+
+
+def live(ends: Ends, parent_pid: int, environment: dict[str, str], start_method: str) -> None:
+    """Run the task as a rank and leave; never returns."""
+    global _running
+    _running = True
+    _live_and_die_with(parent_pid)
+    _take_output(ends.stdout.detach(), ends.stderr.detach())
+    _reset_signals()
+    os.environ.update(environment)
+    # as under torchrun: spawned DataLoader workers could not find the classes of a cell
+    multiprocessing.set_start_method(start_method, force=True)
+    code = _work(ends.control, ends.task.detach(), ends.result.detach())
+    _leave(code)
+
+
+def _live_and_die_with(parent_pid: int) -> None:
+    os.setsid()  # a group of its own: ended with all that it started, and no Ctrl-C of the terminal
+    _die_with_parent()
+    if os.getppid() != parent_pid:
+        os._exit(1)
+    os.register_at_fork(before=_note_forking_thread, after_in_child=_die_with_rank)
+    threading.Thread(target=_watch_parent, name="watch-parent", daemon=True).start()
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent's thread ends, whatever it is blocked in."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+_forked_by_main_thread = False
+
+
+def _note_forking_thread() -> None:
+    global _forked_by_main_thread
+    _forked_by_main_thread = threading.current_thread() is threading.main_thread()
+
+
+def _die_with_rank() -> None:
+    # Linux means the thread that forked: another one than the main thread may end long before
+    if _forked_by_main_thread:
+        _die_with_parent()
+
+
+def _watch_parent() -> None:
+    """Kill this process and all that it started when the parent is gone (its pipe closes)."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    multiprocessing.connection.wait([parent.sentinel])
+    os.killpg(os.getpid(), signal.SIGKILL)
+
+
+def _take_output(stdout: int, stderr: int) -> None:
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    os.close(stdout)
+    os.close(stderr)
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        raw = open(descriptor, "wb", buffering=0, closefd=False)
+        stream = io.TextIOWrapper(
+            io.BufferedWriter(raw), "utf-8", errors="backslashreplace", line_buffering=True
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    faulthandler.enable()  # a crash in C code shows the Python lines that led to it
+
+
+def _reset_signals() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+
+
+def _work(control: Any, task: int, result: int) -> int:
+    """Load, call and answer; return the exit code."""
+    stage = "load"
+    try:
+        from nvalchemi.distributed import payload
+
+        fn, args, kwargs, sources = payload.load(task)
+        linecache.cache.update(sources)
+        _define_in_main(payload.innermost(fn))
+        _settle_before_destroy()
+        stage = "call"
+        value = _call(fn, args, kwargs)
+        stage = "return"
+        payload.dump(value, result)
+    except BaseException as error:
+        control.send(_describe(stage, error))
+        return 1
+    control.send(None)
+    return 0
+
+
+def _call(fn: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    try:
+        return fn(*args, **kwargs)
+    except SystemExit as exit:
+        if exit.code in (None, 0):
+            return None
+        raise
+
+
+def _define_in_main(fn: Any) -> None:
+    """Put the cell's definitions where plain pickle (torch.save, DataLoader) looks for them."""
+    main = vars(sys.modules["__main__"])
+    for name, value in getattr(fn, "__globals__", {}).items():
+        if getattr(value, "__module__", None) == "__main__":
+            main.setdefault(name, value)
+
+
+def _settle_before_destroy() -> None:
+    """Make the usual last line of a DDP function safe; ``settle`` says what goes wrong."""
+    from torch import distributed as dist
+
+    from nvalchemi.distributed.collectives import settle
+
+    destroy = dist.destroy_process_group
+    kept = []
+
+    def destroy_process_group(group: Any = None) -> None:
+        settle()
+        kept.append(group or dist.group.WORLD)  # its destructor must not run before os._exit
+        destroy(group)
+
+    dist.destroy_process_group = destroy_process_group
+    dist.distributed_c10d.destroy_process_group = destroy_process_group
+
+
+def _describe(stage: str, error: BaseException) -> Failure:
+    moment = time.monotonic()
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_globals.get("__name__") == __name__:
+        frames = frames.tb_next  # the user's frames, not ours
+    error.__traceback__ = frames
+    # a value that cannot be sent is the user's, but the frames are pickle's
+    text = "" if stage == "return" else "".join(traceback.format_exception(error))
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    return Failure(stage, summary, text, moment, _pickle_exception(error))
+
+
+def _pickle_exception(error: BaseException) -> bytes | None:
+    import pickle
+
+    import cloudpickle
+
+    try:
+        content = cloudpickle.dumps(error)
+        pickle.loads(content)  # some exceptions pickle well and cannot be made again
+    except Exception:
+        return None
+    return content
+
+
+def _leave(code: int) -> None:
+    """End without the interpreter's teardown, in which gloo's threads hang or abort."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:
+            pass  # nobody reads any more
+    ctypes.CDLL(None).fflush(None)  # what C code printed
+    os._exit(code)
