@@ -1,0 +1,293 @@
+"""What a caller asks of a mixture, checked: lengths, weights, counts per batch, epoch length."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from numbers import Integral, Real
+from typing import Any
+
+from nvalchemi.data.datapipes.mixture import Allocation, FixedBatches, Mixture
+from nvalchemi.data.datapipes.order import MAX_SIZE
+
+EPOCH_POLICIES = ("dataset_size", "min_size", "max_size")
+
+
+@dataclass(frozen=True)
+class Composition:
+    """How positions are shared out among the data sets.
+
+    Attributes
+    ----------
+    shares : list of int
+        Relative shares, exact.
+    allocation : Allocation
+        The rule that spreads them over positions.
+    asked : bool
+        Whether the caller chose it; if not, the shares are the lengths.
+    """
+
+    shares: list[int]
+    allocation: Allocation
+    asked: bool
+
+    def per_batch(self, batch_size: int) -> list[int] | list[float]:
+        """Samples of each data set in a batch: integers where every batch has the same number."""
+        whole = sum(self.shares)
+        if all(batch_size * share % whole == 0 for share in self.shares):
+            return [batch_size * share // whole for share in self.shares]
+        return [batch_size * share / whole for share in self.shares]
+
+
+def check_integer(name: str, value: Any, low: int | None = None) -> int:
+    """`value` as int; TypeError if it is none, ValueError if it is below `low`."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if low is not None and value < low:
+        raise ValueError(f"{name} must be >= {low}, got {value}")
+    return int(value)
+
+
+def check_policy(epoch_policy: Any) -> None:
+    if epoch_policy not in EPOCH_POLICIES:
+        raise ValueError(
+            f"epoch_policy must be one of {', '.join(map(repr, EPOCH_POLICIES))}, "
+            f"got {epoch_policy!r}"
+        )
+
+
+def dataset_lengths(dataset: Any) -> list[int]:
+    """Lengths of the data sets in `dataset`, from `.lengths` or from the lengths of `.datasets`."""
+    if hasattr(dataset, "lengths"):
+        lengths = [check_integer("a data set's length", n, 0) for n in dataset.lengths]
+    elif hasattr(dataset, "datasets"):
+        lengths = [len(child) for child in dataset.datasets]
+    else:
+        raise TypeError(
+            "dataset must be a MultiDataset (or have .datasets or .lengths), got "
+            f"{type(dataset).__name__}; for a single data set use EpochSampler"
+        )
+    if not 1 <= sum(lengths) <= MAX_SIZE:
+        raise ValueError(f"dataset must hold 1 to 2^40 samples, got lengths {lengths}")
+    return lengths
+
+
+def choose_composition(
+    lengths: list[int],
+    weights: Sequence[float] | None,
+    samples_per_dataset: Sequence[float] | None,
+    batch_size: int,
+) -> Composition:
+    if weights is not None and samples_per_dataset is not None:
+        raise ValueError(
+            "weights and samples_per_dataset are mutually exclusive, got "
+            f"{list(weights)} and {list(samples_per_dataset)}"
+        )
+    if samples_per_dataset is not None:
+        return counted_composition(samples_per_dataset, lengths, batch_size)
+    if weights is not None:
+        return weighted_composition(weights, lengths)
+    return default_composition(lengths)
+
+
+def default_composition(lengths: list[int]) -> Composition:
+    return Composition(lengths, Mixture(lengths), asked=False)
+
+
+def weighted_composition(
+    weights: Sequence[float], lengths: list[int], name: str = "weights"
+) -> Composition:
+    """Shares in proportion to `weights`."""
+    shares = exact_shares(check_weights(weights, lengths, name))
+    return Composition(shares, Mixture(shares), asked=True)
+
+
+def counted_composition(
+    samples_per_dataset: Sequence[float], lengths: list[int], batch_size: int
+) -> Composition:
+    """Integers: counts that hold in each batch. Any float: ratios, as weights."""
+    entries = list(samples_per_dataset)
+    if any(isinstance(entry, bool) for entry in entries):
+        raise TypeError(
+            f"Integer samples_per_dataset entries must be integral counts, got {entries}"
+        )
+    if not all(isinstance(entry, Integral) for entry in entries):
+        return weighted_composition(entries, lengths, "samples_per_dataset")
+    counts = [int(entry) for entry in check_weights(entries, lengths, "samples_per_dataset")]
+    if sum(counts) != batch_size:
+        raise ValueError(
+            f"samples_per_dataset must sum to batch_size: {sum(counts)} != {batch_size}"
+        )
+    return Composition(counts, FixedBatches(counts), asked=True)
+
+
+def check_weights(weights: Sequence[float], lengths: list[int], name: str) -> list[Any]:
+    """One finite weight >= 0 for each data set, not all zero, zero for an empty data set."""
+    weights = [entry.item() if hasattr(entry, "item") else entry for entry in weights]
+    if len(weights) != len(lengths):
+        what = "dataset weights" if name == "weights" else f"entries of {name}"
+        raise ValueError(f"Expected {len(lengths)} {what}, got {len(weights)}: {weights}")
+    for j, (weight, length) in enumerate(zip(weights, lengths)):
+        if isinstance(weight, bool) or not isinstance(weight, Real):
+            raise TypeError(f"{name}[{j}] must be a number, got {weight!r}")
+        if not math.isfinite(weight) or weight < 0:
+            raise ValueError(f"{name}[{j}] must be finite and >= 0, got {weight}")
+        if weight > 0 and length == 0:
+            raise ValueError(f"{name}[{j}] must be 0, data set {j} is empty, got {weight}")
+    if not any(weights):
+        raise ValueError(f"{name} must have a positive entry, got {weights}")
+    return weights
+
+
+def exact_shares(weights: Sequence[float]) -> list[int]:
+    """Integers in the ratio of `weights`, with a sum of at most 2^40.
+
+    Weights that are fractions with a denominator up to a million as closely as a float can say
+    (0.1, 1 / 3) are taken as those fractions; others are rounded to multiples of 2^-40 of the sum,
+    at least one for a positive weight.
+    """
+    fractions = [nearby_fraction(weight) for weight in weights]
+    scale = math.lcm(*(fraction.denominator for fraction in fractions))
+    shares = [int(fraction * scale) for fraction in fractions]
+    divisor = math.gcd(*shares)
+    if sum(shares) // divisor <= MAX_SIZE:
+        return [share // divisor for share in shares]
+    total = sum(fractions)
+    room = MAX_SIZE - len(fractions)  # every share may be raised to 1
+    return [max(1, int(f / total * room)) if f else 0 for f in fractions]
+
+
+def nearby_fraction(weight: float) -> Fraction:
+    simple = Fraction(weight).limit_denominator(10**6)
+    return simple if float(simple) == float(weight) else Fraction(weight)
+
+
+def epoch_positions(
+    composition: Composition,
+    lengths: list[int],
+    batch_size: int,
+    num_batches: int | None,
+    epoch_policy: str,
+    replacement: bool | None,
+) -> int:
+    """Number of positions of an epoch, before anything is padded or dropped for the ranks.
+
+    Raises
+    ------
+    ValueError
+        If replacement=False cannot fill it without a repetition.
+    """
+    total = sum(lengths)
+    once = not composition.asked and replacement is not True
+    if once and num_batches is None:
+        return total
+    if replacement is False:
+        most = (
+            -(-total // batch_size)
+            if once
+            else batches_without_repeat(composition, lengths, batch_size)
+        )
+        batches = unrepeated_batches(
+            composition, lengths, batch_size, num_batches, epoch_policy, most
+        )
+        return min(batches * batch_size, total)
+    if num_batches is not None:
+        return num_batches * batch_size
+    if epoch_policy == "dataset_size":
+        return -(-total // batch_size) * batch_size
+    # batches after which a data set has been seen whole, in exact integers
+    whole = sum(composition.shares)
+    needed = [
+        -(-length * whole // (batch_size * share))
+        for length, share in zip(lengths, composition.shares)
+        if share
+    ]
+    return (min(needed) if epoch_policy == "min_size" else max(needed)) * batch_size
+
+
+def unrepeated_batches(
+    composition: Composition,
+    lengths: list[int],
+    batch_size: int,
+    num_batches: int | None,
+    epoch_policy: str,
+    most: int,
+) -> int:
+    """Batches of an epoch with replacement=False, of which `most` are possible."""
+    if num_batches is not None:
+        if num_batches > most:
+            raise ValueError(
+                f"replacement=False supports at most {most} complete batches, got "
+                f"num_batches={num_batches}; leave replacement unset to pass over data sets again"
+            )
+        return num_batches
+    if epoch_policy == "max_size":
+        whole = sum(composition.shares)
+        able = [n * whole // (batch_size * s) for n, s in zip(lengths, composition.shares) if s]
+        if max(able) > min(able):
+            raise ValueError(
+                "epoch_policy='max_size' requires replacement=True (or leave replacement unset): "
+                f"data set lengths {lengths} last for {able} batches"
+            )
+    if most < 1:
+        raise ValueError(
+            f"replacement=False needs one batch without a repetition, and lengths {lengths} with "
+            f"{composition.per_batch(batch_size)} samples a batch have none; leave replacement "
+            "unset or lower batch_size"
+        )
+    return most
+
+
+def batches_without_repeat(composition: Composition, lengths: list[int], batch_size: int) -> int:
+    """Largest number of whole batches in which no data set is drawn more often than it is long."""
+    low, high = 0, sum(lengths) // batch_size
+    while low < high:
+        middle = (low + high + 1) // 2
+        drawn = composition.allocation.counts(middle * batch_size)
+        if all(k <= length for k, length in zip(drawn, lengths)):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def check_reached(
+    composition: Composition, positions: int, batch_size: int, name: str = "num_batches"
+) -> None:
+    """Refuse an epoch in which a data set that the caller asked for gets nothing."""
+    drawn = composition.allocation.counts(positions)
+    for j, (share, number) in enumerate(zip(composition.shares, drawn)):
+        if share and not number:
+            low, high = positions, 2 * sum(composition.shares)
+            while low < high:
+                middle = (low + high) // 2
+                if composition.allocation.counts(middle)[j]:
+                    high = middle
+                else:
+                    low = middle + 1
+            raise ValueError(
+                f"data set {j} has a positive weight and gets no sample in an epoch of {positions} "
+                f"samples; the smallest epoch that reaches it has {name}={-(-low // batch_size)}"
+            )
+
+
+def check_no_repeat(lengths: list[int], draws: list[int]) -> None:
+    for j, (length, number) in enumerate(zip(lengths, draws)):
+        if number > length:
+            raise ValueError(
+                f"replacement=False gives each sample at most once: data set {j} has {length} "
+                f"samples and its share is {number}; lower num_samples or leave replacement unset"
+            )
+
+
+def warn_of_left_over(lengths: list[int], draws: list[int], composition: Composition) -> None:
+    wanted = [n if share else 0 for n, share in zip(lengths, composition.shares)]
+    if sum(draws) < sum(wanted):
+        left = [n - k for n, k in zip(wanted, draws)]
+        warnings.warn(
+            f"replacement=False uses {sum(draws)} of {sum(wanted)} samples an epoch and leaves "
+            f"{left} of the data sets; epoch_policy='max_size' with replacement unset sees all",
+            UserWarning,
+            stacklevel=3,
+        )
