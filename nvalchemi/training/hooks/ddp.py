@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
@@ -161,6 +162,7 @@ class DDPHook(BaseModel):
                 raise RuntimeError(f"set-up failed on rank {rank}: {sentence}")
 
     def _wrap(self, strategy: Any) -> None:
+        self._undo.append(ignore_stride_warning())
         keys = self.model_keys
         if keys is None:
             keys = tuple(strategy.optimizer_configs)
@@ -185,6 +187,10 @@ class DDPHook(BaseModel):
         for name in ("find_unused_parameters", "broadcast_buffers"):
             own = getattr(self, name)
             arguments[name] = getattr(self._manager, name, False) if own is None else own
+        # torch 2.13 renamed it, and buffers are made equal at the start in any case since
+        known = inspect.signature(torch.nn.parallel.DistributedDataParallel).parameters
+        if "forward_sync_buffers" in known:
+            arguments["forward_sync_buffers"] = arguments.pop("broadcast_buffers")
         if self.process_group is not None:
             arguments["process_group"] = self.process_group
         device = next(model.parameters()).device
@@ -264,6 +270,22 @@ class DDPHook(BaseModel):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def ignore_stride_warning() -> Callable[[], None]:
+    """Silence DDP on gradients of one-row weights; return what lets it speak again.
+
+    A force loss hands over the gradient of a [1, n] weight with strides (1, 1), which is the same
+    memory as (n, 1); DDP warns of slow copies that do not happen.
+    """
+    warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+    entry = warnings.filters[0]
+
+    def undo() -> None:
+        if entry in warnings.filters:
+            warnings.filters.remove(entry)
+
+    return undo
 
 
 def digest(value: Any) -> str:
