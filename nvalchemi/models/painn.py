@@ -155,8 +155,8 @@ class Message(nn.Module):
     def forward(
         self,
         pairs: PairSums,
-        by_radius: Tensor,
-        by_direction: Tensor,
+        by_radius: list[Tensor],
+        by_direction: list[Tensor],
         scalars: Tensor,
         arrows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:

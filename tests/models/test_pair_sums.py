@@ -9,14 +9,18 @@ from nvalchemi.data.batch import Batch
 from nvalchemi.data.neighbors import add_neighbor_list
 from nvalchemi.models.pair_sums import PairSums
 
-# name: structures, and whether they make one dense block each
+COPPER = bulk("Cu", cubic=True)
+
+# name: structures, and the (number, rows, columns) of the blocks that they fill
 CASES = {
-    "equal sizes": ([bulk("Cu", cubic=True) * (2, 1, 1)] * 3, True),
-    "many images of few atoms": ([bulk("Cu"), bulk("Cu", cubic=True)], True),
-    "different sizes": ([bulk("Cu", cubic=True) * (3, 2, 2), molecule("H2O")], False),
-    "molecules": ([molecule("CH3CH2OH"), molecule("CH4")] * 2, False),
-    "one atom": ([molecule("H2O"), molecule("H2O")[:1]], False),
-    "no edge at all": ([molecule("H2O")[:1]], False),
+    "equal sizes": ([COPPER * (2, 1, 1)] * 3, [(3, 8, 8)]),
+    "nearly equal sizes": ([COPPER * (2, 1, 1), (COPPER * (2, 1, 1))[:-1]], [(2, 8, 8)]),
+    "many images of few atoms": ([bulk("Cu"), COPPER], [(1, 4, 4), (1, 1, 1)]),
+    "molecules": ([molecule("CH4"), molecule("CH3CH2OH")], [(1, 9, 9), (1, 5, 5)]),
+    "a large cell": ([COPPER * (9, 2, 2), COPPER], [(1, 4, 4), (144, 1, 18)]),
+    "two large cells": ([COPPER * (9, 2, 2), COPPER * (8, 2, 2)], [(272, 1, 18)]),
+    "a lone atom": ([molecule("H2O"), molecule("H2O")[:1]], [(1, 3, 3), (1, 1, 1)]),
+    "far apart, no edge": ([molecule("H2O")], [(3, 1, 1)]),
 }
 
 
@@ -29,15 +33,16 @@ def edge_by_edge(batch: Batch, weights: torch.Tensor, features: torch.Tensor) ->
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_equals_the_sum_over_edges(case, shuffled):
-    structures, dense = CASES[case]
+    structures, blocks = CASES[case]
     data = [AtomicData.from_atoms(atoms, dtype=torch.float64) for atoms in structures]
-    batch = add_neighbor_list(Batch.from_data_list(data), 4.0)
+    cutoff = 0.5 if case == "far apart, no edge" else 4.0
+    batch = add_neighbor_list(Batch.from_data_list(data), cutoff)
     if shuffled:
         order = torch.randperm(batch.num_edges, generator=torch.Generator().manual_seed(0))
         edges = {name: value[order] for name, value in batch.fields("edge").items()}
         batch = batch.with_fields("edge", edges)
     pairs = PairSums(batch)
-    assert (pairs.shape[0] == batch.num_graphs and pairs.shape[1] > 1) == dense
+    assert pairs._blocks == blocks
     weights = torch.randn(batch.num_edges, 2, dtype=torch.float64)
     features = torch.randn(batch.num_nodes, 5, dtype=torch.float64)
     sums = pairs.sum(pairs.matrices(weights), features)
