@@ -8,7 +8,7 @@ STAMP := .venv/installed-at
 RUN := PATH="$(CURDIR)/$(VENV):$$PATH" OMP_NUM_THREADS=1
 SHELL := bash
 .DELETE_ON_ERROR:
-.PHONY: help demo test lab lint binder-check clean-notebooks clean FORCE
+.PHONY: help demo test lab lint bench binder-check clean-notebooks clean FORCE
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -27,6 +27,9 @@ lint: $(STAMP) ## ruff (rules and format) and mypy
 	@$(VENV)/ruff format --quiet --check . || \
 		{ echo "make lint: run '$(VENV)/ruff format .'" >&2; exit 1; }
 	@$(VENV)/mypy --scripts-are-modules nvalchemi $(wildcard examples)
+
+bench: $(STAMP) ## run the benchmarks: ratios to peers and to what the machine can do
+	@for script in benchmarks/*.py; do echo "$$script"; $(RUN) python "$$script" || exit 1; done
 
 binder-check: ## carry out binder/'s steps in a fresh environment under a temporary folder
 	@$(PYTHON) binder/check.py

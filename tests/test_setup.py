@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
@@ -106,3 +107,15 @@ def test_readme_names_files_that_exist() -> None:
     links = re.findall(r"\]\(((?!https?:|#)[^)]+)\)", readme)
     missing = [link for link in links if not (ROOT / link.split("#")[0]).exists()]
     assert not missing
+
+
+def test_readme_example_runs(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    script = tmp_path / "example.py"
+    script.write_text(example)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=300, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("here on") == 2
+    assert done.stdout.count("6.0") == 2
