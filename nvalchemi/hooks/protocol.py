@@ -12,7 +12,7 @@ class HookContext:
     Parameters
     ----------
     batch : Batch
-        The current batch; None outside of batches.
+        The current batch; between batches the last one, None before the first.
     model : Module, optional
         The model that is called "main".
     global_rank : int
@@ -34,7 +34,9 @@ class Hook(Protocol):
     Attributes
     ----------
     frequency : int
-        It is called at every so many steps (at stages of an epoch: epochs), 1 for always.
+        It is called at every so many steps, at BEFORE_EPOCH and AFTER_EPOCH every so many epochs;
+        1 for always. It does not apply to SETUP, BEFORE_TRAINING, AFTER_TRAINING and
+        AFTER_VALIDATION.
     stage : Enum or None
         The stage. A hook of several stages has ``_runs_on_stage(stage) -> bool`` instead.
 

@@ -49,6 +49,11 @@ class HookRegistry:
         self._entries.append((hook, stage))
         self._at.clear()
 
+    def unregister(self, hook: Any) -> None:
+        """Take a hook out again."""
+        self._entries = [entry for entry in self._entries if entry[0] is not hook]
+        self._at.clear()
+
     def __iter__(self) -> Iterator[Any]:
         return (hook for hook, _ in self._entries)
 
@@ -57,13 +62,14 @@ class HookRegistry:
 
     def at(self, stage: Enum) -> list[tuple[int, Any]]:
         """(frequency, hook) of the hooks that are called at a stage, in order."""
-        if stage not in self._at:
-            self._at[stage] = [
+        hooks = self._at.get(stage)
+        if hooks is None:
+            hooks = self._at[stage] = [
                 (getattr(hook, "frequency", 1), hook)
                 for hook, given in self._entries
                 if self._runs(hook, given, stage)
             ]
-        return self._at[stage]
+        return hooks
 
     @staticmethod
     def _runs(hook: Any, given: Enum | None, stage: Enum) -> bool:
@@ -100,8 +106,13 @@ class HookRegistry:
         """
         with ExitStack() as stack:
             for hook in self:
-                if hasattr(hook, "__enter__") and hasattr(hook, "__exit__"):
-                    stack.enter_context(hook)
-                elif hasattr(hook, "close"):
-                    stack.callback(hook.close)
+                self.enter_one(hook, stack)
             return stack.pop_all()
+
+    @staticmethod
+    def enter_one(hook: Any, stack: ExitStack) -> None:
+        """Enter the context of one hook on a stack; `close` alone is called when it is left."""
+        if hasattr(hook, "__enter__") and hasattr(hook, "__exit__"):
+            stack.enter_context(hook)
+        elif hasattr(hook, "close"):
+            stack.callback(hook.close)

@@ -31,10 +31,13 @@ def named_models(models: Any) -> dict[str, nn.Module]:
     if isinstance(models, nn.Module) and not isinstance(models, nn.ModuleDict):
         named = {MAIN: models}
     if not isinstance(named, Mapping | nn.ModuleDict) or not len(named):
-        raise ValueError(f"models must be a Module or a dict of them, at least one: got {models!r}")
+        got = "none" if isinstance(models, Mapping | nn.ModuleDict) else type(models).__name__
+        raise ValueError(f"models must be a Module or a dict of them, at least one: got {got}")
     for name, model in named.items():
         if not isinstance(model, nn.Module):
-            raise ValueError(f"models[{name!r}] must be a torch.nn.Module: got {type(model)}")
+            raise ValueError(
+                f"models[{name!r}] must be a torch.nn.Module: got {type(model).__name__}"
+            )
     return dict(named.items())
 
 
@@ -48,7 +51,7 @@ def named_optimizer_configs(configs: Any, single_model: bool) -> dict[str, list[
     """
     if isinstance(configs, OptimizerConfig | list | tuple) and not single_model:
         raise ValueError(
-            "optimizer_configs must be a dict by model name when models is one: got "
+            "optimizer_configs must be a dict by model name, because models is a dict: got "
             f"{type(configs).__name__}"
         )
     if isinstance(configs, OptimizerConfig | list | tuple):
@@ -60,10 +63,11 @@ def named_optimizer_configs(configs: Any, single_model: bool) -> dict[str, list[
         )
     named = {}
     for name, config in configs.items():
-        entries = [config] if isinstance(config, OptimizerConfig) else list(config)
+        entries = list(config) if isinstance(config, list | tuple) else [config]
         if not entries or not all(isinstance(entry, OptimizerConfig) for entry in entries):
             raise ValueError(
-                f"optimizer_configs[{name!r}] must hold OptimizerConfigs: got {config!r}"
+                f"optimizer_configs[{name!r}] must be an OptimizerConfig or a list of them, at "
+                f"least one: got {config!r}"
             )
         named[name] = entries
     return named
@@ -87,7 +91,9 @@ def composed_loss(loss_fn: Any) -> ComposedLossFunction:
     )
 
 
-def resolve_training_fn(function: Any) -> Callable[[Any, Any], Mapping[str, Tensor]]:
+def resolve_training_fn(
+    function: Any, argument: str = "training_fn"
+) -> Callable[[Any, Any], Mapping[str, Tensor]]:
     """Import a dotted name, and check that the function takes (model or models, batch).
 
     Raises
@@ -100,26 +106,21 @@ def resolve_training_fn(function: Any) -> Callable[[Any, Any], Mapping[str, Tens
         try:
             function = getattr(import_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:
-            raise ValueError(f"training_fn {function!r} can not be imported: {error}") from error
+            raise ValueError(f"{argument} {function!r} can not be imported: {error}") from error
     if not callable(function):
-        raise ValueError(f"training_fn must be a function (model, batch): got {function!r}")
+        raise ValueError(f"{argument} must be a function (model, batch): got {function!r}")
     try:
-        inspect.signature(function).bind("model", "batch")
-        required = _required_positional(function)
+        signature = inspect.signature(function)
+    except ValueError:
+        return function  # written in C and silent about its arguments
+    try:
+        signature.bind("model", "batch")
     except TypeError:
-        required = -1
-    if required > 2 or required < 0:
         raise ValueError(
-            "training_fn must accept exactly the two arguments (model, batch), or (models, batch): "
-            f"got {getattr(function, '__name__', function)}{inspect.signature(function)}"
-        )
+            f"{argument} must accept exactly the two arguments (model, batch), or (models, batch): "
+            f"got {getattr(function, '__name__', function)}{signature}"
+        ) from None
     return function
-
-
-def _required_positional(function: Any) -> int:
-    parameters = inspect.signature(function).parameters.values()
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters)
 
 
 def resolve_devices(devices: Any) -> list[torch.device]:

@@ -1,10 +1,14 @@
-"""What the hooks of a training are told, and what its losses are."""
+"""What the hooks of a training are told, what its losses are, and the state of its loop."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from nvalchemi.data.batch import Batch
 from nvalchemi.hooks.protocol import HookContext
+from nvalchemi.hooks.registry import HookRegistry
+from nvalchemi.training.optimizers import OptSchedPair
+from nvalchemi.training.stages import EPOCH_STAGES, RARE_STAGES, TrainingStage
 
 
 @dataclass(kw_only=True)
@@ -35,7 +39,7 @@ class TrainContext(HookContext):
     grad_scaler : optional
         Gradient scaler, where there is one.
     validation : dict, optional
-        Summary of the last validation, at AFTER_VALIDATION.
+        Summary of the last validation.
     """
 
     step_count: int = 0
@@ -50,6 +54,38 @@ class TrainContext(HookContext):
     lr_schedulers: list[Any] = field(default_factory=list)
     grad_scaler: Any = None
     validation: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class LoopState:
+    """What a strategy keeps beside its fields; slots, because every step reads them many times.
+
+    `ready` says that models and optimizers are set up, `validated_at` the step of the last
+    validation, `performed` the stages whose work a hook does, `optimized` for what `pairs` were
+    built.
+    """
+
+    registry: HookRegistry = field(default_factory=lambda: HookRegistry(TrainingStage))
+    performed: frozenset[TrainingStage] = frozenset()
+    ctx: TrainContext = field(default_factory=TrainContext)
+    pairs: list[OptSchedPair] = field(default_factory=list)
+    optimized: Any = None
+    stack: ExitStack | None = None
+    depth: int = 0
+    ready: bool = False
+    loader: Any = None
+    world_size: int = 1
+    validated_at: int = -1
+
+    def call(self, stage: TrainingStage) -> None:
+        """Call the hooks of a stage whose turn it is."""
+        hooks = self.registry.at(stage)
+        if not hooks:
+            return
+        count = self.ctx.epoch if stage in EPOCH_STAGES else self.ctx.step_count
+        for frequency, hook in hooks:
+            if stage in RARE_STAGES or count % frequency == 0:
+                hook(self.ctx, stage)
 
 
 def loss_metadata(batch: Any) -> dict[str, Any]:

@@ -30,7 +30,10 @@ class _Models(dict[str, nn.Module]):
 class TrainingDefinition(BaseModel):
     """Fields of a TrainingStrategy and the rules between them; see there."""
 
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    # the input of an error would be all models in full, and hide the sentence that explains it
+    model_config = ConfigDict(
+        extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True
+    )
 
     models: dict[str, nn.Module]
     optimizer_configs: dict[str, list[OptimizerConfig]] = Field(default_factory=dict)

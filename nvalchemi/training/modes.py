@@ -15,8 +15,9 @@ def unwrap_model(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def evaluating(models: Iterable[nn.Module]) -> Iterator[None]:
+def evaluating(models: nn.Module | Iterable[nn.Module]) -> Iterator[None]:
     """Evaluation mode inside; afterwards each submodule is in the mode that it had."""
+    models = [models] if isinstance(models, nn.Module) else list(models)
     flags = [(module, module.training) for model in models for module in model.modules()]
     for module, _ in flags:
         module.training = False
@@ -38,7 +39,8 @@ def training_modes(trained: Iterable[nn.Module], others: Iterable[nn.Module]) ->
     flags = [(m, m.training) for model in (*trained, *others) for m in model.modules()]
     frozen = [(p, p.requires_grad) for model in others for p in model.parameters()]
     for model in trained:
-        if not model.training:
+        # a wrapper for several ranks is always in training mode: what counts is the model inside
+        if not unwrap_model(model).training:
             model.train()
     for model in others:
         model.eval()

@@ -6,6 +6,8 @@ from enum import Enum, auto
 class TrainingStage(Enum):
     """Stages in the order in which a training passes them; AFTER_VALIDATION follows each one."""
 
+    __hash__ = object.__hash__  # members are unique; looked up many times a step
+
     SETUP = auto()
     BEFORE_TRAINING = auto()
     BEFORE_EPOCH = auto()
@@ -29,9 +31,9 @@ class TrainingStage(Enum):
 # A hook at one of these may do the work of the stage instead of the strategy.
 DO_STAGES = (TrainingStage.DO_BACKWARD, TrainingStage.DO_OPTIMIZER_STEP)
 
-# Where `frequency` counts epochs, and where it does not apply: these come once.
+# Where `frequency` counts epochs, and where it does not apply: these are rare as it is.
 EPOCH_STAGES = (TrainingStage.BEFORE_EPOCH, TrainingStage.AFTER_EPOCH)
-SINGLE_STAGES = (
+RARE_STAGES = (
     TrainingStage.SETUP,
     TrainingStage.BEFORE_TRAINING,
     TrainingStage.AFTER_TRAINING,

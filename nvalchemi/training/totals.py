@@ -32,7 +32,7 @@ class LossTotals:
                 part = (float(value) * size, size)
             _accumulate(self.components, name, part)
         for name, values in losses["per_component_sample"].items():
-            labelled = values[values.isfinite()].double()
+            labelled = values[~values.isnan()].double()
             _accumulate(self.samples, name, (float(labelled.sum()), float(len(labelled))))
 
     @classmethod

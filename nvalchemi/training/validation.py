@@ -8,13 +8,14 @@ or on how structures are batched.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from itertools import islice
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from torch import nn
 from torch.utils.data import RandomSampler
 
+from nvalchemi.data.batch import Batch
 from nvalchemi.data.datapipes.dataloader import DataLoader
 from nvalchemi.data.datapipes.samplers import DistributedSamplerProtocol
 from nvalchemi.distributed.collectives import (
@@ -25,7 +26,7 @@ from nvalchemi.distributed.collectives import (
 )
 from nvalchemi.training.arguments import MAIN, composed_loss, resolve_training_fn
 from nvalchemi.training.context import loss_metadata
-from nvalchemi.training.losses import ComposedLossFunction
+from nvalchemi.training.losses import BaseLossFunction, ComposedLossFunction
 from nvalchemi.training.modes import evaluating, unwrap_model
 from nvalchemi.training.stages import TrainingStage
 from nvalchemi.training.totals import LossTotals
@@ -46,7 +47,8 @@ class ValidationConfig(BaseModel):
     every_n_epochs, every_n_steps : int, optional
         One of them, or none: then only at the end of the training.
     grad_mode : {"auto", "enabled", "disabled"}
-        Whether autograd records. "auto" records unless neither the loss nor any model needs it.
+        Whether autograd records. "auto" records unless all losses and models say that they can do
+        without.
     set_eval : bool
         Whether models are in evaluation mode meanwhile.
     use_ema, use_mixed_precision : {"auto", "always", "never"}
@@ -57,7 +59,9 @@ class ValidationConfig(BaseModel):
         Title in the summary.
     """
 
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True
+    )
 
     validation_data: Any
     validation_fn: Callable[[Any, Any], Any] | None = None
@@ -74,6 +78,8 @@ class ValidationConfig(BaseModel):
     @field_validator("validation_data")
     @classmethod
     def _can_be_repeated(cls, value: Any) -> Any:
+        if isinstance(value, Batch):
+            raise ValueError("validation_data must be a loader or a list: put the Batch in a list")
         if not isinstance(value, Iterable) or isinstance(value, Iterator):
             raise ValueError(
                 "validation_data must be a loader or a list of batches that can be passed over "
@@ -84,7 +90,7 @@ class ValidationConfig(BaseModel):
     @field_validator("validation_fn", mode="before")
     @classmethod
     def _check_function(cls, value: Any) -> Any:
-        return None if value is None else resolve_training_fn(value)
+        return None if value is None else resolve_training_fn(value, "validation_fn")
 
     @field_validator("loss_fn", mode="before")
     @classmethod
@@ -162,9 +168,8 @@ class ValidationLoop:
         """Make one for a strategy, with its validation_config unless another is given."""
 
         def call(stage: TrainingStage, batch: Any) -> None:
-            if strategy._ctx is not None:
-                strategy._ctx.batch = batch
-            strategy._call(stage)
+            strategy._state.ctx.batch = batch
+            strategy._state.call(stage)
 
         return cls(
             config=config or strategy.validation_config,
@@ -195,9 +200,10 @@ class ValidationLoop:
     def _records(self) -> bool:
         if self.config.grad_mode != "auto":
             return self.config.grad_mode == "enabled"
-        if self.loss_fn.requires_eval_grad():
+        # a loss or a model that says nothing of itself may need it, for forces by autograd
+        leaves = cast(Iterable[BaseLossFunction], self.loss_fn.components)
+        if any(leaf.requires_eval_grad is not False for leaf in leaves):
             return True
-        # a model that says nothing of itself may get its forces by autograd
         configs = [getattr(model, "model_config", None) for model in self.models.values()]
         return any(getattr(config, "autograd_outputs", True) for config in configs)
 
