@@ -1,4 +1,4 @@
-"""Units of labels are converted when told, and energies that lose or lack precision are reported."""
+"""Units of labels are converted when told; energies of too little precision are reported."""
 
 import numpy as np
 import pytest
