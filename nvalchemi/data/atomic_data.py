@@ -2,20 +2,28 @@
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from copy import copy
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from nvalchemi.data.checks import check_atomic_numbers, check_neighbors, check_tensor
+from nvalchemi.data.checks import (
+    check_atomic_numbers,
+    check_device,
+    check_name,
+    check_neighbors,
+    check_tensor,
+)
 from nvalchemi.data.fields import FIELDS, Level
+from nvalchemi.data.tensor_fields import TensorFields, same_fields
 
 _REQUIRED = ("atomic_numbers", "positions")
 _warned_casts: set[tuple[str, torch.dtype, torch.dtype]] = set()
 
 
-class AtomicData:
+class AtomicData(TensorFields):
     """One structure: V atoms, E edges.
 
     Parameters
@@ -37,19 +45,19 @@ class AtomicData:
     TypeError
         If a required field is missing or a value is no tensor.
     ValueError
-        If kind, shape or count of a field is wrong, or fields lie on several devices.
+        If kind, shape or count of a field is wrong, fields lie on several devices, or the name of a
+        custom field is one that the class uses itself.
 
     Notes
     -----
     A field that was not given reads as None; nothing is filled in. Floating-point fields are cast
     to the dtype of the positions, with one warning for each kind of cast; names in
-    `precision_preserving_keys` keep theirs.
+    `precision_preserving_keys` keep theirs. Positions of another dtype, when they are set, bring
+    the other fields to it.
     """
 
     precision_preserving_keys: ClassVar[frozenset[str]] = frozenset()
 
-    _values: dict[str, Tensor]
-    _levels: dict[str, Level]
     info: dict[str, Any]
 
     def __init__(self, *, info: Mapping[str, Any] | None = None, **fields: Tensor | None) -> None:
@@ -64,9 +72,7 @@ class AtomicData:
         for name in (*_REQUIRED, *(key for key in fields if key not in _REQUIRED)):
             value = fields[name]
             if value is not None:
-                self._set(name, value, FIELDS[name].level if name in FIELDS else "system")
-        if "neighbor_list" in self._values:
-            check_neighbors(self._values["neighbor_list"], self.num_nodes)
+                self._set(name, value, self._level(name))
 
     @classmethod
     def from_atoms(
@@ -106,14 +112,24 @@ class AtomicData:
         data: Self = from_ase(atoms, label_keys=keys, dtype=dtype, cls=cls)
         return data if torch.device(device).type == "cpu" else data.to(device)
 
+    def _level(self, name: str) -> Level:
+        return FIELDS[name].level if name in FIELDS else self._levels.get(name, "system")
+
     def _set(self, name: str, value: Tensor, level: Level) -> None:
+        check_name(name, type(self))
         if level == "system" and name not in FIELDS and isinstance(value, Tensor):
             self._refuse_unplaced(name, value)
         check_tensor(name, value, level, self._count(name, level))
+        check_device(name, value, self._values)
         if name == "atomic_numbers":
             check_atomic_numbers(value)
-        self._values[name] = self._cast(name, value)
+        if name == "neighbor_list":
+            check_neighbors(value, self.num_nodes)
+        self._values[name] = value if name == "positions" else self._cast(name, value)
         self._levels[name] = level
+        if name == "positions":
+            for other, there in self._values.items():
+                self._values[other] = self._cast(other, there)
 
     def _count(self, name: str, level: Level) -> int | None:
         """Leading count of a level, as its other fields fix it."""
@@ -137,11 +153,6 @@ class AtomicData:
         positions = self._values.get("positions")
         if positions is None:
             return value
-        if value.device != positions.device:
-            raise ValueError(
-                f"all fields must be on one device: {name} is on {value.device}, "
-                f"positions on {positions.device}; move it before"
-            )
         keep = name in self.precision_preserving_keys or not value.dtype.is_floating_point
         if keep or value.dtype == positions.dtype:
             return value
@@ -172,22 +183,21 @@ class AtomicData:
         if name == "info":
             object.__setattr__(self, "info", dict(value))
             return
-        if value is None:
-            if name in _REQUIRED:
-                raise ValueError(f"{name} can not be removed from a structure")
-            self._values.pop(name, None)
-            self._levels.pop(name, None)
+        if isinstance(getattr(type(self), name, None), property):
+            raise AttributeError(f"{name} follows from the fields and can not be set")
+        if value is not None:
+            self._set(name, value, self._level(name))
             return
-        known = FIELDS[name].level if name in FIELDS else self._levels.get(name, "system")
-        self._set(name, value, known)
-        if name == "neighbor_list":
-            check_neighbors(value, self.num_nodes)
+        if name in _REQUIRED:
+            raise ValueError(f"{name} can not be removed from a structure")
+        self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        self._values.pop(name, None)
+        self._levels.pop(name, None)
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._values
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         return iter(self._values.items())
@@ -221,20 +231,6 @@ class AtomicData:
         return 0
 
     @property
-    def device(self) -> torch.device:
-        """Device of all fields."""
-        return self._values["positions"].device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Floating-point dtype, that of the positions."""
-        return self._values["positions"].dtype
-
-    def fields(self, level: Level) -> dict[str, Tensor]:
-        """Fields of one level by name."""
-        return {name: v for name, v in self._values.items() if self._levels[name] == level}
-
-    @property
     def node_properties(self) -> dict[str, Tensor]:
         """Fields of the atoms."""
         return self.fields("atom")
@@ -265,40 +261,30 @@ class AtomicData:
         object.__setattr__(new, "info", dict(info or {}))
         return new
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        values = {name: function(value) for name, value in self._values.items()}
+    def _with_values(self, values: dict[str, Tensor]) -> Self:
         return self._trusted(values, dict(self._levels), self.info)
 
-    def to(
-        self,
-        device: str | torch.device | None = None,
-        dtype: torch.dtype | None = None,
-        non_blocking: bool = False,
-    ) -> Self:
-        """Copy to a device and, for floating-point fields, a dtype; the same tensors if there."""
-
-        def move(value: Tensor) -> Tensor:
-            cast = dtype if value.dtype.is_floating_point else None
-            return value.to(device=device, dtype=cast, non_blocking=non_blocking)
-
-        return self._map(move)
-
-    def clone(self) -> Self:
-        """Copy with tensors of its own."""
-        return self._map(torch.clone)
-
     def replace(self, **fields: Tensor | None) -> Self:
-        """Copy in which some fields are others (None removes one); the rest is shared."""
-        new = self._map(lambda value: value)
-        for name, value in fields.items():
-            setattr(new, name, value)
+        """Copy in which some fields are others (None removes one); the rest is shared.
+
+        Fields that are replaced together may have other numbers of atoms or edges than before.
+        """
+        new = copy(self)
+        for name in fields:
+            new._remove(name)
+        for name in sorted(fields, key=lambda name: name not in _REQUIRED):
+            value = fields[name]
+            if value is not None:
+                new._set(name, value, self._level(name))
+            elif name in _REQUIRED:
+                raise ValueError(f"{name} can not be removed from a structure")
+        if "neighbor_list" in new:
+            check_neighbors(new.neighbor_list, new.num_nodes)
         return new
 
     def to_dict(self) -> dict[str, Tensor]:
         """All fields that are present, by name."""
         return dict(self._values)
-
-    model_dump = to_dict
 
     # Equality.
 
@@ -314,7 +300,8 @@ class AtomicData:
             digest.update(name.encode())
             if value is not None:
                 wide = torch.float64 if value.dtype.is_floating_point else torch.int64
-                digest.update(value.detach().cpu().to(wide).contiguous().numpy().tobytes())
+                # adding zero makes -0.0 hash as the 0.0 that it equals
+                digest.update((value.detach().cpu().to(wide) + 0).contiguous().numpy().tobytes())
         return digest.hexdigest()
 
     def __eq__(self, other: object) -> bool:
@@ -329,19 +316,3 @@ class AtomicData:
     def __repr__(self) -> str:
         names = ", ".join(f"{name}{list(v.shape)}" for name, v in self._values.items())
         return f"AtomicData({self.num_nodes} atoms, {self.num_edges} edges: {names})"
-
-
-def same_fields(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    """Whether two sets of fields hold the same names, dtypes, shapes and values."""
-    if first.keys() != second.keys():
-        return False
-    for name, a in first.items():
-        b = second[name]
-        if a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
-            return False
-        same = a == b
-        if a.dtype.is_floating_point:
-            same |= a.isnan() & b.isnan()
-        if not bool(same.all()):
-            return False
-    return True

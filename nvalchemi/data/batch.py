@@ -1,18 +1,27 @@
 """Batch: many structures as concatenated fields and the counts that tell them apart."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from nvalchemi.data.atomic_data import AtomicData, same_fields
-from nvalchemi.data.checks import check_atomic_numbers, check_edges_inside, check_tensor
+from nvalchemi.data.atomic_data import AtomicData
+from nvalchemi.data.checks import (
+    check_atomic_numbers,
+    check_device,
+    check_edges_inside,
+    check_metadata,
+    check_name,
+    check_tensor,
+)
 from nvalchemi.data.fields import FIELDS, LEVELS, Level, resolve_level
-from nvalchemi.data.join import join, join_structures
+from nvalchemi.data.join import join, join_structures, merge_levels
 from nvalchemi.data.ragged import owners
-from nvalchemi.data.selection import chosen_structures, select, split, structures
+from nvalchemi.data.selection import number, select, split, structures
 from nvalchemi.data.sizes import StructureSizes
+from nvalchemi.data.tensor_fields import same_fields
 
 
 class Batch(StructureSizes):
@@ -29,8 +38,6 @@ class Batch(StructureSizes):
         MultiDataset. It follows selections and is no field.
     """
 
-    _values: dict[str, Tensor]
-    _levels: dict[str, Level]
     metadata: dict[str, Tensor]
 
     def __init__(
@@ -79,7 +86,8 @@ class Batch(StructureSizes):
         Raises
         ------
         ValueError
-            If a field does not fit its kind, shape or count, or positions or atomic_numbers lack.
+            If a field does not fit its level, kind, shape or count, fields lie on several devices,
+            or positions or atomic_numbers lack.
         """
         num_nodes = num_nodes.to("cpu", torch.int64)
         if num_edges is None:
@@ -104,7 +112,9 @@ class Batch(StructureSizes):
         for level, fields in zip(LEVELS, (atom, edge, system), strict=True):
             for name, value in fields.items():
                 check_tensor(name, value, level, totals[level])
+                check_device(name, value, values)
                 values[name], levels[name] = value, level
+        check_metadata(metadata or {}, len(num_nodes))
         batch = cls(values, levels, num_nodes, num_edges, metadata)
         if local_neighbors and "neighbor_list" in values:
             values["neighbor_list"] = values["neighbor_list"] + batch._edge_offsets()
@@ -113,7 +123,7 @@ class Batch(StructureSizes):
     @classmethod
     def from_data_list(
         cls,
-        data_list: Sequence[AtomicData],
+        data_list: Iterable[AtomicData],
         device: str | torch.device | None = None,
         skip_validation: bool = False,
         exclude_keys: Sequence[str] | None = None,
@@ -122,7 +132,7 @@ class Batch(StructureSizes):
 
         Parameters
         ----------
-        data_list : sequence of AtomicData
+        data_list : iterable of AtomicData
             At least one. All must carry the same fields in the same dtypes; a structure without
             cell and pbc beside periodic ones gets a zero cell and pbc False.
         device : optional
@@ -134,16 +144,20 @@ class Batch(StructureSizes):
 
         Raises
         ------
+        TypeError
+            If it holds something else.
         ValueError
             If it is empty, or a field is on some structures and not on others.
         """
-        if not len(data_list):
-            raise ValueError("a batch needs at least one structure: got an empty list")
-        dicts = [data._values for data in data_list]
-        levels: dict[str, Level] = {}
-        for data in data_list:
-            levels.update(data._levels)
-        return cls._from_dicts(dicts, levels, device, exclude_keys)
+        data_list = list(data_list)
+        for i, data in enumerate(data_list):
+            if not isinstance(data, AtomicData):
+                raise TypeError(
+                    f"data_list[{i}] must be AtomicData: got {type(data).__name__}; for dicts of "
+                    "tensors use from_raw_dicts"
+                )
+        levels = merge_levels([data._levels for data in data_list])
+        return cls._from_dicts([data._values for data in data_list], levels, device, exclude_keys)
 
     @classmethod
     def from_raw_dicts(
@@ -156,15 +170,14 @@ class Batch(StructureSizes):
         """Join structures that are dicts of tensors, as `from_data_list`.
 
         A name that the table of fields lacks is of the level that `field_levels` says, else of the
-        structure ("system").
+        structure ("system"). A value None is an absent field.
         """
-        if not len(data_list):
-            raise ValueError("a batch needs at least one structure: got an empty list")
+        dicts = [{k: v for k, v in raw.items() if v is not None} for raw in data_list]
         given = {name: resolve_level(level) for name, level in (field_levels or {}).items()}
         levels: dict[str, Level] = {}
-        for name in {key: None for raw in data_list for key in raw}:
+        for name in {key: None for raw in dicts for key in raw}:
             levels[name] = given.get(name, FIELDS[name].level if name in FIELDS else "system")
-        return cls._from_dicts(list(data_list), levels, device, exclude_keys)
+        return cls._from_dicts(dicts, levels, device, exclude_keys)
 
     @classmethod
     def _from_dicts(
@@ -174,6 +187,8 @@ class Batch(StructureSizes):
         device: str | torch.device | None,
         exclude_keys: Sequence[str] | None,
     ) -> Self:
+        if not dicts:
+            raise ValueError("a batch needs at least one structure: got an empty list")
         excluded = set(exclude_keys or ())
         levels = {name: level for name, level in levels.items() if name not in excluded}
         by_level, counts = join_structures(dicts, levels)
@@ -195,9 +210,10 @@ class Batch(StructureSizes):
         held = "" if name.startswith("_") else f": it holds {', '.join(sorted(self._values))}"
         raise AttributeError(f"Batch has no field {name!r}{held}")
 
-    def __setattr__(self, name: str, value: Tensor) -> None:
+    def __setattr__(self, name: str, value: Any) -> None:
         if name == "metadata":
-            object.__setattr__(self, name, value)
+            check_metadata(value, self.num_graphs)
+            object.__setattr__(self, name, dict(value))
             return
         if isinstance(getattr(type(self), name, None), property):
             raise AttributeError(f"{name} follows from the structures and can not be set")
@@ -216,27 +232,20 @@ class Batch(StructureSizes):
                 f"{name} is a field of edges and the batch has none: use with_edges(...) to say "
                 "how many edges each structure has"
             )
+        check_name(name, type(self))
         check_tensor(name, value, level, count)
+        check_device(name, value, self._values)
         self._values[name], self._levels[name] = value, level
         self._cache.pop("edge_ptr", None)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, str):
-            return getattr(self, index)
-        if isinstance(index, int) and not isinstance(index, bool):
-            return self.get_data(index)
-        return self.index_select(index)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._values
+            return self._values[index] if index in self._values else getattr(self, index)
+        one = number(index)
+        return self.index_select(index) if one is None else self.get_data(one)
 
     def __iter__(self) -> Iterator[AtomicData]:
         return iter(self.to_data_list())
-
-    def fields(self, level: str) -> dict[str, Tensor]:
-        """Fields of one level ("atom" or "node", "edge", "system") by name."""
-        wanted = resolve_level(level)
-        return {name: v for name, v in self._values.items() if self._levels[name] == wanted}
 
     @property
     def keys(self) -> dict[str, set[str]]:
@@ -246,7 +255,7 @@ class Batch(StructureSizes):
 
     def with_fields(self, level: str, fields: Mapping[str, Tensor]) -> Self:
         """Batch with some fields of a level replaced or added; the others are shared."""
-        new = self._map(lambda value: value)
+        new = copy(self)
         for name, value in fields.items():
             new._put(name, value, resolve_level(level))
         return new
@@ -294,8 +303,10 @@ class Batch(StructureSizes):
 
     def get_data(self, index: int) -> AtomicData:
         """One structure; its tensors are views of the batch, its neighbour list a copy."""
-        (row,) = chosen_structures([index], self.num_graphs).tolist()
-        return next(structures(self, row, row + 1))
+        size = self.num_graphs
+        if not -size <= index < size:
+            raise IndexError(f"index must lie in {-size}..{size - 1}: got {index}")
+        return next(structures(self, index % size, index % size + 1))
 
     def to_data_list(self) -> list[AtomicData]:
         """All structures, as `get_data`."""
@@ -345,7 +356,7 @@ class Batch(StructureSizes):
         for slot in ("_values", "_levels", "_counts", "_cache", "metadata"):
             object.__setattr__(self, slot, getattr(joined, slot))
 
-    # Checks and copies.
+    # Checks.
 
     def validate(self) -> None:
         """Check values that shapes do not tell: elements, and neighbours inside their structure.
@@ -360,52 +371,10 @@ class Batch(StructureSizes):
             owner = owners(self._counts["edge"], self.num_edges).to(self.device)
             check_edges_inside(self.neighbor_list, self.batch_idx, owner)
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        values = {name: function(value) for name, value in self._values.items()}
+    def _with_values(self, values: dict[str, Tensor]) -> Self:
         return type(self)(
             values, dict(self._levels), self._counts["atom"], self._counts["edge"], self.metadata
         )
-
-    def to(
-        self,
-        device: str | torch.device,
-        dtype: torch.dtype | None = None,
-        non_blocking: bool = False,
-    ) -> Self:
-        """Move to a device and, for floating-point fields, a dtype; itself if it is there."""
-        target = torch.empty(0, device=device).device
-        if self.device == target and dtype in (None, self.dtype):
-            return self
-
-        def move(value: Tensor) -> Tensor:
-            cast = dtype if value.dtype.is_floating_point else None
-            return value.to(device=target, dtype=cast, non_blocking=non_blocking)
-
-        return self._map(move)
-
-    def cpu(self) -> Self:
-        """Move to the CPU."""
-        return self.to("cpu")
-
-    def cuda(self) -> Self:
-        """Move to the current CUDA device."""
-        return self.to("cuda")
-
-    def clone(self) -> Self:
-        """Copy with tensors of its own."""
-        return self._map(torch.clone)
-
-    def contiguous(self) -> Self:
-        """Copy in which every field is contiguous."""
-        return self._map(lambda value: value.contiguous())
-
-    def pin_memory(self) -> Self:
-        """Copy in page-locked memory, for faster transfer to a GPU."""
-        return self._map(lambda value: value.pin_memory())
-
-    def model_dump(self) -> dict[str, Tensor]:
-        """All fields by name."""
-        return dict(self._values)
 
     def __eq__(self, other: object) -> bool:
         """Compare structures and every field exactly (NaN equals NaN); metadata does not count."""

@@ -1,11 +1,17 @@
 """Checks of single tensors against the table of fields, shared by AtomicData and Batch."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
-from nvalchemi.data.fields import FIELDS, Level
+from nvalchemi.data.fields import FIELDS, Field, Level
 
 _COUNTED: dict[Level, str] = {"atom": "atoms", "edge": "edges", "system": "structures"}
+# Attributes of instances that are no fields.
+_ATTRIBUTES = ("info", "metadata")
+# Atom numbers grow when structures are joined: smaller integers would overflow in silence.
+_ATOM_NUMBERS = ("neighbor_list", "neighbor_matrix")
 
 
 def kind_of(dtype: torch.dtype) -> str:
@@ -36,33 +42,77 @@ def check_tensor(name: str, value: Tensor, level: Level, count: int | None) -> N
     TypeError
         If it is no tensor.
     ValueError
-        If kind, rank, trailing shape or count is wrong.
+        If level, kind, rank, trailing shape or count is wrong.
     """
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor: got {type(value).__name__}")
     if value.dim() == 0:
         raise ValueError(f"{name} must have a leading axis over {_COUNTED[level]}: got a scalar")
-    field = FIELDS.get(name)
-    if field is not None:
-        kind = kind_of(value.dtype)
-        if kind != field.kind:
-            raise ValueError(f"{name} must be {field.kind}: got {value.dtype}")
-        shape = tuple(value.shape[1:])
-        fits = len(shape) == len(field.shape) and all(
-            want is None or want == got for want, got in zip(field.shape, shape, strict=True)
-        )
-        if not fits:
-            wanted = ", ".join("*" if size is None else str(size) for size in field.shape)
-            lead = {"atom": "V", "edge": "E", "system": "B"}[level]
-            raise ValueError(
-                f"{name} must have shape [{lead}{', ' + wanted if wanted else ''}]: "
-                f"got {list(value.shape)}"
-            )
+    if name in FIELDS:
+        _check_field(FIELDS[name], value, level)
     if count is not None and value.shape[0] != count:
         raise ValueError(
             f"Inconsistent number of {_COUNTED[level]} in {name}: "
             f"expected {count}, got {value.shape[0]}"
         )
+
+
+def _check_field(field: Field, value: Tensor, level: Level) -> None:
+    if level != field.level:
+        raise ValueError(f"{field.name} is a field of the {field.level}: it can not be of {level}s")
+    kind = kind_of(value.dtype)
+    if kind != field.kind:
+        raise ValueError(f"{field.name} must be {field.kind}: got {value.dtype}")
+    if field.name in _ATOM_NUMBERS and value.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"{field.name} must be int32 or int64, so that it can count the atoms of a batch: "
+            f"got {value.dtype}; convert it with .long()"
+        )
+    shape = tuple(value.shape[1:])
+    fits = len(shape) == len(field.shape) and all(
+        want is None or want == got for want, got in zip(field.shape, shape, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join("*" if size is None else str(size) for size in field.shape)
+        lead = {"atom": "V", "edge": "E", "system": "B"}[level]
+        raise ValueError(
+            f"{field.name} must have shape [{lead}{', ' + wanted if wanted else ''}]: "
+            f"got {list(value.shape)}"
+        )
+
+
+def check_name(name: str, owner: type) -> None:
+    """Refuse a custom name that attribute access would hide behind one of the class's own."""
+    if name in FIELDS:
+        return
+    if not name or name.startswith("_") or name in _ATTRIBUTES or hasattr(owner, name):
+        raise ValueError(
+            f"{name!r} can not name a field: {owner.__name__} uses it, or it begins with an "
+            "underscore; choose another name"
+        )
+
+
+def check_device(name: str, value: Tensor, others: Mapping[str, Tensor]) -> None:
+    """Refuse a tensor that lies on another device than the fields that are there."""
+    # those agree with each other, so one is enough
+    other = next((key for key in others if key != name), None)
+    if other is not None and value.device != others[other].device:
+        raise ValueError(
+            f"all fields must be on one device: {name} is on {value.device}, {other} on "
+            f"{others[other].device}; move it before"
+        )
+
+
+def check_metadata(metadata: Mapping[str, Tensor], size: int) -> None:
+    """Refuse bookkeeping that has not one entry for each of the `size` structures."""
+    for name, value in metadata.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"metadata[{name!r}] must be a tensor: got {type(value).__name__}")
+        if value.dim() == 0 or value.shape[0] != size:
+            raise ValueError(
+                f"metadata[{name!r}] must have one entry for each of {size} structures: "
+                f"got shape {list(value.shape)}"
+            )
 
 
 def check_atomic_numbers(numbers: Tensor) -> None:

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 _NOT_PERIODIC = ("cell", "pbc")
 
 
-def _absent(name: str, like: Tensor, count: int) -> Tensor | None:
-    """What stands for an absent cell or pbc: no periodicity."""
+def _absent(name: str, fields: Mapping[str, Tensor], like: Tensor, count: int) -> Tensor | None:
+    """What stands for an absent cell or pbc: no periodicity. None where nothing can."""
     if name not in _NOT_PERIODIC:
         return None
-    return torch.zeros((count, *like.shape[1:]), dtype=like.dtype, device=like.device)
+    if name == "cell" and "pbc" in fields and bool(fields["pbc"].any()):
+        raise ValueError("a periodic structure needs a cell: one has pbc and no cell")
+    return like.new_zeros((count, *like.shape[1:]), device=fields["positions"].device)
 
 
 def _refuse_missing(name: str, has: list[bool], what: str) -> None:
@@ -33,9 +35,40 @@ def _refuse_missing(name: str, has: list[bool], what: str) -> None:
     )
 
 
-def _refuse_mixed(name: str, dtypes: set[torch.dtype]) -> None:
-    found = ", ".join(sorted(map(str, dtypes)))
-    raise ValueError(f"{name} must have one dtype in a batch: got {found}; convert with .to(dtype)")
+def _concatenate(name: str, pieces: Sequence[Tensor]) -> Tensor:
+    """Join the pieces of a field, which must agree in dtype and in the axes after the first."""
+    dtypes = {piece.dtype for piece in pieces}
+    if len(dtypes) > 1:
+        found = ", ".join(sorted(map(str, dtypes)))
+        raise ValueError(
+            f"{name} must have one dtype in a batch: got {found}; convert with .to(dtype=...)"
+        )
+    shapes = {piece.shape[1:] for piece in pieces}
+    if len(shapes) > 1:
+        found = " and ".join(str(list(shape)) for shape in sorted(shapes)[:2])
+        raise ValueError(
+            f"{name} must have the same axes after the first in all structures of a batch: got "
+            f"{found}; pad them, or leave the field out with exclude_keys"
+        )
+    return torch.cat(list(pieces))
+
+
+def merge_levels(parts: Sequence[Mapping[str, Level]]) -> dict[str, Level]:
+    """Levels of all fields of structures or batches that are joined.
+
+    Raises
+    ------
+    ValueError
+        If a custom field is of the atoms in one and of the structure in another.
+    """
+    levels: dict[str, Level] = {}
+    for part in parts:
+        for name, level in part.items():
+            if levels.setdefault(name, level) != level:
+                raise ValueError(
+                    f"{name} must have one level in a batch: got {levels[name]!r} and {level!r}"
+                )
+    return levels
 
 
 def join_structures(
@@ -50,9 +83,7 @@ def join_structures(
     counts : dict
         Atoms and edges of each structure, [B] int64, under "atom" and "edge".
     """
-    for i, raw in enumerate(dicts):
-        if "positions" not in raw or "atomic_numbers" not in raw:
-            raise ValueError(f"structure {i} must have positions and atomic_numbers")
+    _check_raw(dicts, levels)
     by_level: dict[Level, dict[str, Tensor]] = {level: {} for level in LEVELS}
     nodes = [raw["positions"].shape[0] for raw in dicts]
     edges = [0] * len(dicts)
@@ -61,13 +92,10 @@ def join_structures(
         if not any(has):
             continue
         like = next(raw[name] for raw in dicts if name in raw)
-        pieces = [raw[name] if name in raw else _absent(name, like, 1) for raw in dicts]
+        pieces = [raw[name] if name in raw else _absent(name, raw, like, 1) for raw in dicts]
         present = [piece for piece in pieces if piece is not None]
         if len(present) < len(dicts):
             _refuse_missing(name, has, "structures of a batch")
-        dtypes = {piece.dtype for piece in present}
-        if len(dtypes) > 1:
-            _refuse_mixed(name, dtypes)
         sizes = [piece.shape[0] for piece in present]
         if level == "edge" and not by_level["edge"]:
             edges = sizes
@@ -77,9 +105,26 @@ def join_structures(
             raise ValueError(
                 f"{name} of structure {bad} has {sizes[bad]} rows: expected {expected[bad]}"
             )
-        by_level[level][name] = torch.cat(present)
+        by_level[level][name] = _concatenate(name, present)
     counts = {"atom": torch.tensor(nodes), "edge": torch.tensor(edges)}
     return by_level, counts
+
+
+def _check_raw(dicts: Sequence[Mapping[str, Tensor]], levels: Mapping[str, Level]) -> None:
+    for i, raw in enumerate(dicts):
+        if "positions" not in raw or "atomic_numbers" not in raw:
+            raise ValueError(f"structure {i} must have positions and atomic_numbers")
+        for name in levels.keys() & raw.keys():
+            value = raw[name]
+            if not isinstance(value, Tensor):
+                raise TypeError(
+                    f"{name} of structure {i} must be a torch.Tensor: got {type(value).__name__}"
+                )
+            if value.dim() == 0:
+                raise ValueError(
+                    f"{name} of structure {i} must have a leading axis (of one for a field of the "
+                    "structure): got a scalar"
+                )
 
 
 class Template:
@@ -116,9 +161,7 @@ def join(cls: type["Batch"], batches: Sequence["Batch"], fill_missing: bool) -> 
     """Concatenate batches; see `Batch.concat`."""
     if not batches:
         raise ValueError("nothing to join: got no batches")
-    levels: dict[str, Level] = {}
-    for batch in batches:
-        levels.update(batch._levels)
+    levels = merge_levels([batch._levels for batch in batches])
     template = Template(batches, fill_missing)
     batches = [template.complete(batch) for batch in batches]
     counts = {key: torch.cat([batch._counts[key] for batch in batches]) for key in ("atom", "edge")}
@@ -129,13 +172,10 @@ def join(cls: type["Batch"], batches: Sequence["Batch"], fill_missing: bool) -> 
         if not all(has):
             _refuse_missing(name, has, "batches")
         pieces = [batch[name] for batch in batches]
-        dtypes = {piece.dtype for piece in pieces}
-        if len(dtypes) > 1:
-            _refuse_mixed(name, dtypes)
         if name == "neighbor_list":
             pieces = [p + first for p, first in zip(pieces, first_atoms, strict=False)]
-        values[name] = torch.cat(pieces)
-    names = set.intersection(*(set(batch.metadata) for batch in batches))
+        values[name] = _concatenate(name, pieces)
+    names = [key for key in batches[0].metadata if all(key in b.metadata for b in batches)]
     metadata = {name: torch.cat([batch.metadata[name] for batch in batches]) for name in names}
     return cls(values, levels, counts["atom"], counts["edge"], metadata)
 
@@ -148,7 +188,7 @@ def _stand_in(
     if level == "edge":
         return None
     if name in _NOT_PERIODIC:
-        return _absent(name, like, count)
+        return _absent(name, batch.model_dump(), like, count)
     if not (fill_labels and like.dtype.is_floating_point):
         return None
     shape = (count, *like.shape[1:])

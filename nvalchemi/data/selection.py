@@ -1,5 +1,6 @@
 """Taking structures out of a batch: one, some in any order, or consecutive parts."""
 
+import operator
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -7,10 +8,23 @@ import torch
 from torch import Tensor
 
 from nvalchemi.data.atomic_data import AtomicData
+from nvalchemi.data.checks import kind_of
 from nvalchemi.data.ragged import gather_rows, pointers
 
 if TYPE_CHECKING:
     from nvalchemi.data.batch import Batch
+
+
+def number(index: Any) -> int | None:
+    """The integer that an index is (Python's, numpy's, a 0-d tensor), or None for all others."""
+    if getattr(index, "ndim", 0) or isinstance(index, bool):
+        return None
+    if isinstance(index, Tensor) and kind_of(index.dtype) != "int":
+        return None
+    try:
+        return operator.index(index)
+    except TypeError:
+        return None
 
 
 def chosen_structures(index: Any, size: int) -> Tensor:
@@ -21,22 +35,33 @@ def chosen_structures(index: Any, size: int) -> Tensor:
     IndexError
         If the selection is empty, not of integers, or outside the `size` structures.
     """
-    if isinstance(index, slice):
-        rows = torch.arange(size)[index]
-    else:
-        rows = torch.as_tensor(index)
-        if rows.dtype == torch.bool:
-            if rows.shape != (size,):
-                raise IndexError(f"a mask must have shape [{size}]: got {list(rows.shape)}")
-            rows = rows.nonzero().squeeze(1)
-        elif rows.numel() and (rows.dtype.is_floating_point or rows.dim() != 1):
-            raise IndexError(f"an index must be an integer or a list of integers: got {index!r}")
-        rows = rows.to("cpu", torch.int64)
+    rows = _rows(index, size)
+    if rows.dtype == torch.bool:
+        if rows.shape != (size,):
+            raise IndexError(f"a mask must have shape [{size}]: got {list(rows.shape)}")
+        rows = rows.nonzero().squeeze(1)
     if not rows.numel():
         raise IndexError("the selection is empty: a batch holds at least one structure")
-    if int(rows.min()) < -size or int(rows.max()) >= size:
-        raise IndexError(f"indices must lie in {-size}..{size - 1}: got {rows.tolist()}")
+    if kind_of(rows.dtype) != "int" or rows.dim() != 1:
+        raise IndexError(f"an index must be an integer or a list of integers: got {index!r}")
+    rows = rows.to("cpu", torch.int64)
+    outside = (rows < -size) | (rows >= size)
+    if bool(outside.any()):
+        raise IndexError(f"indices must lie in {-size}..{size - 1}: got {int(rows[outside][0])}")
     return rows % size
+
+
+def _rows(index: Any, size: int) -> Tensor:
+    if isinstance(index, slice):
+        chosen = range(size)[index]
+        # torch.arange refuses the bounds of an empty range
+        return torch.arange(chosen.start, chosen.stop, chosen.step) if chosen else torch.empty(0)
+    try:
+        return torch.as_tensor(index)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise IndexError(
+            f"an index must be an integer, a slice, a mask or a list of integers: got {index!r}"
+        ) from error
 
 
 def select(batch: "Batch", index: Any) -> "Batch":

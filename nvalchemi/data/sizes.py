@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from nvalchemi.data.ragged import owners, pointers
+from nvalchemi.data.tensor_fields import TensorFields
 
 
-class StructureSizes:
+class StructureSizes(TensorFields):
     """Sizes of the B structures of a batch, with V atoms and E edges in all.
 
     The counts stay on the CPU, so that reading them never waits for a GPU; what is derived from
@@ -17,17 +18,6 @@ class StructureSizes:
 
     _counts: dict[str, Tensor]
     _cache: dict[str, Tensor]
-    _values: dict[str, Tensor]
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the fields."""
-        return self._values["positions"].device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the positions."""
-        return self._values["positions"].dtype
 
     @property
     def num_graphs(self) -> int:
@@ -89,6 +79,9 @@ class StructureSizes:
     @property
     def edge_ptr(self) -> Tensor:
         """First edge of each atom and the end, [V + 1] int32, for a list sorted by its centres."""
+
+        if "neighbor_list" not in self._values:
+            raise AttributeError("edge_ptr needs a neighbor_list: the batch has none")
 
         def make() -> Tensor:
             centres = self._values["neighbor_list"][:, 0].long()
