@@ -214,6 +214,13 @@ def all_gather_objects(obj: Any, manager: Any = None) -> list[Any]:
     return gathered
 
 
+def all_reduce_flags(flag: bool | int, manager: Any = None) -> torch.Tensor:
+    """Return every rank's flag as an int64 tensor [world_size] on the CPU."""
+    flags = torch.zeros(dist.get_world_size() if _has_group() else 1, dtype=torch.int64)
+    flags[dist.get_rank() if _has_group() else 0] = int(flag)
+    return all_reduce(flags, manager)
+
+
 def agree(values: Mapping[str, Any], manager: Any = None) -> None:
     """Check that all ranks hold the same values; all of them fail together if not.
 

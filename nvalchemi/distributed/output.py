@@ -39,8 +39,8 @@ class LineReader:
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
             self._on_line(_visible(line))
-        if b"\r" in self._rest[:-1]:  # a progress bar redraws its line: keep the last drawing
-            self._rest = self._rest[self._rest.rindex(b"\r", 0, -1) + 1 :]
+        # a progress bar redraws its line: keep the last drawing
+        self._rest = self._rest[self._rest.rstrip(b"\r").rfind(b"\r") + 1 :]
         return bool(chunk)
 
     def close(self) -> None:
@@ -56,5 +56,5 @@ class LineReader:
 
 
 def _visible(line: bytes) -> str:
-    """Return what a terminal would show of ``line``."""
+    """Return the last drawing of a line that was redrawn."""
     return line.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode("utf-8", errors="replace")

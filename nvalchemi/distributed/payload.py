@@ -17,6 +17,7 @@ import struct
 import sys
 import sysconfig
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -28,6 +29,7 @@ import cloudpickle
 import torch
 
 _ALIGN = 64  # bytes; what vectorised kernels like
+_registry = threading.Lock()  # cloudpickle's is one for all threads
 _HEADER = struct.Struct("<QQ")  # length of the stream, number of buffers
 
 
@@ -137,14 +139,15 @@ def by_value(fn: Callable[..., Any]) -> Iterator[None]:
     if module is None or module.__name__ == "__main__" or not _is_loose_file(module):
         yield
         return
-    known = module.__name__ in cloudpickle.list_registry_pickle_by_value()
-    if not known:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
+    with _registry:
+        known = module.__name__ in cloudpickle.list_registry_pickle_by_value()
         if not known:
-            cloudpickle.unregister_pickle_by_value(module)
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            if not known:
+                cloudpickle.unregister_pickle_by_value(module)
 
 
 def innermost(fn: Any) -> Any:

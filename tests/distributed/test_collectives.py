@@ -20,6 +20,7 @@ def test_a_single_process_needs_no_group(monkeypatch):
     tensor = torch.ones(2)
     assert collectives.all_reduce(tensor) is tensor and tensor.tolist() == [1, 1]
     assert collectives.all_gather_objects("x") == ["x"]
+    assert collectives.all_reduce_flags(True).tolist() == [1]
     collectives.agree({"anything": object()})
     collectives.barrier()
     collectives.destroy_distributed()
@@ -68,6 +69,7 @@ def _on_two_ranks() -> dict:
         agree,
         all_gather_objects,
         all_reduce,
+        all_reduce_flags,
         barrier,
         destroy_distributed,
         init_distributed,
@@ -83,6 +85,7 @@ def _on_two_ranks() -> dict:
     seen["sum"] = total.item()
     seen["max"] = all_reduce(torch.tensor(rank), op=torch.distributed.ReduceOp.MAX).item()
     seen["gathered"] = all_gather_objects({"rank": rank, "ragged": [0] * rank})
+    seen["flags"] = all_reduce_flags(rank == 1).tolist()
     barrier()
     agree({"seed": 0, "shapes": ((3, 1), (1,)), "hash": "ab"})
     try:
@@ -110,6 +113,7 @@ def test_collectives_on_two_ranks():
         "same tensor": True,
         "sum": 3.0,
         "max": 1,
+        "flags": [0, 1],
         "gathered": [{"rank": 0, "ragged": []}, {"rank": 1, "ragged": [0]}],
         "down": True,
     }
