@@ -13,6 +13,21 @@ from nvalchemi.training import (
     default_training_fn,
 )
 
+# Stages of one batch, in their order.
+STEP = [
+    TrainingStage.BEFORE_BATCH,
+    TrainingStage.BEFORE_FORWARD,
+    TrainingStage.AFTER_FORWARD,
+    TrainingStage.BEFORE_LOSS,
+    TrainingStage.AFTER_LOSS,
+    TrainingStage.BEFORE_BACKWARD,
+    TrainingStage.DO_BACKWARD,
+    TrainingStage.AFTER_BACKWARD,
+    TrainingStage.BEFORE_OPTIMIZER_STEP,
+    TrainingStage.DO_OPTIMIZER_STEP,
+    TrainingStage.AFTER_OPTIMIZER_STEP,
+    TrainingStage.AFTER_BATCH,
+]
 SGD = OptimizerConfig(optimizer_cls=torch.optim.SGD, optimizer_kwargs={"lr": 0.05})
 ADAM = OptimizerConfig(optimizer_cls=torch.optim.Adam, optimizer_kwargs={"lr": 0.05})
 
@@ -85,6 +100,33 @@ class At:
 
     def __call__(self, ctx, stage):
         self.function(ctx)
+
+
+class Context(Recorder):
+    """Notes when it is entered and left, and raises when told to."""
+
+    def __init__(self, name, log, fail=None):
+        super().__init__()
+        self.name, self.log, self.fail = name, log, fail
+
+    def __enter__(self):
+        if self.fail == "enter":
+            raise OSError(f"{self.name} can not enter")
+        self.log.append(f"+{self.name}")
+        return self
+
+    def __exit__(self, *error):
+        self.log.append(f"-{self.name}")
+        if self.fail == "exit":
+            raise OSError(f"{self.name} can not leave")
+
+
+class Failing(Exception):
+    """What tests raise."""
+
+
+def raise_failing(ctx):
+    raise Failing
 
 
 def strategy(**fields):
