@@ -129,15 +129,19 @@ class DDPHook(BaseModel):
         if self._world_size <= 1:
             return
         if stage is TrainingStage.SETUP:
-            self._fail_together(lambda: self._set_up(ctx.workflow))
-            agree(self._what_must_agree(ctx.workflow), self._manager)
+            self._strategy = strategy = ctx.workflow
+            self._fail_together(lambda: self._check_and_shard(strategy))
+            # before wrapping: DDP's own check of shapes fails on one rank and hangs on the others
+            agree(self._what_must_agree(strategy), self._manager)
+            self._wrap(strategy)
         elif self._bare:
             models = {key: self._bare[key] for key in sorted(self._bare)}
             check_replicas(models, ctx.epoch)
 
-    def _set_up(self, strategy: Any) -> None:
-        self._strategy = strategy
-        self._wrap(strategy)
+    def _check_and_shard(self, strategy: Any) -> None:
+        """All that can fail on one rank alone and needs no other."""
+        for key in self._keys(strategy):
+            refuse_changing_forward(key, strategy.models[key])
         strategy.active_dataloader = self.prepare_dataloader(strategy.active_dataloader)
 
     def _fail_together(self, work: Callable[[], None]) -> None:
@@ -161,8 +165,7 @@ class DDPHook(BaseModel):
             if sentence is not None:
                 raise RuntimeError(f"set-up failed on rank {rank}: {sentence}")
 
-    def _wrap(self, strategy: Any) -> None:
-        self._undo.append(ignore_stride_warning())
+    def _keys(self, strategy: Any) -> tuple[str, ...]:
         keys = self.model_keys
         if keys is None:
             keys = tuple(strategy.optimizer_configs)
@@ -172,11 +175,14 @@ class DDPHook(BaseModel):
                 f"DDPHook model_keys include unknown model(s) {unknown}: "
                 f"models are {sorted(strategy.models)}"
             )
-        for key in keys:
+        return keys
+
+    def _wrap(self, strategy: Any) -> None:
+        self._undo.append(ignore_stride_warning())
+        for key in self._keys(strategy):
             model = strategy.models[key]
             if isinstance(model, torch.nn.parallel.DistributedDataParallel):
                 continue
-            refuse_changing_forward(key, model)
             self._bare[key] = model
             strategy.models[key] = torch.nn.parallel.DistributedDataParallel(
                 model, **self._ddp_arguments(model)
@@ -217,18 +223,16 @@ class DDPHook(BaseModel):
 
     def _what_must_agree(self, strategy: Any) -> dict[str, Any]:
         loader = strategy.active_dataloader
-        shapes = [
-            (key, name, tuple(parameter.shape), str(parameter.dtype), parameter.requires_grad)
-            for key in sorted(self._bare)
-            for name, parameter in self._bare[key].named_parameters()
-        ]
         values: dict[str, Any] = {
             "world size": self._world_size,
             "num_epochs": strategy.num_epochs,
             "num_steps": strategy.num_steps,
             "step_count": strategy.step_count,
             "epoch_count": strategy.epoch_count,
-            "parameters (digest of names, shapes and dtypes)": digest(shapes),
+            **{
+                f"parameters of {key}": describe_parameters(strategy.models[key])
+                for key in sorted(self._keys(strategy))
+            },
         }
         try:
             values["batches per epoch"] = len(loader)
@@ -283,14 +287,17 @@ def ignore_stride_warning() -> Callable[[], None]:
 
     def undo() -> None:
         if entry in warnings.filters:
-            warnings.filters.remove(entry)
+            warnings.filters.remove(entry)  # type: ignore[attr-defined]
 
     return undo
 
 
-def digest(value: Any) -> str:
-    """Short hash of plain values."""
-    return hashlib.blake2s(repr(value).encode(), digest_size=8).hexdigest()
+def describe_parameters(model: nn.Module) -> str:
+    """Number and digest of the parameters: equal where names, shapes, dtypes and order are."""
+    parameters = list(unwrap_model(model).named_parameters())
+    shapes = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in parameters]
+    digest = hashlib.blake2s(repr(shapes).encode(), digest_size=4).hexdigest()
+    return f"{sum(p.numel() for _, p in parameters)} numbers in {len(parameters)} ({digest})"
 
 
 def refuse_changing_forward(key: str, model: nn.Module) -> None:
