@@ -1,13 +1,13 @@
 """Compose: several transforms as one."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from nvalchemi.data.atomic_data import AtomicData
 from nvalchemi.data.batch import Batch
 
-_KINDS = {AtomicData: "sample", Batch: "batch", "AtomicData": "sample", "Batch": "batch"}
+_KINDS: dict[type, str] = {AtomicData: "sample", Batch: "batch"}
 
 
 def _kind(transform: Callable[..., Any], position: int) -> str | None:
@@ -18,14 +18,18 @@ def _kind(transform: Callable[..., Any], position: int) -> str | None:
         first = next(iter(inspect.signature(transform).parameters.values()))
     except (StopIteration, ValueError):
         return None
-    if first.annotation is inspect.Parameter.empty:
+    annotation = first.annotation
+    if annotation is inspect.Parameter.empty:
         return None
-    if first.annotation not in _KINDS:
-        raise TypeError(
-            f"the first parameter of transforms[{position}] must be annotated AtomicData or Batch, "
-            f"or not at all: got {first.annotation!r}"
-        )
-    return _KINDS[first.annotation]
+    for base, kind in _KINDS.items():
+        # a string where the module defers the evaluation of annotations
+        named = isinstance(annotation, str) and annotation.rpartition(".")[2] == base.__name__
+        if named or (isinstance(annotation, type) and issubclass(annotation, base)):
+            return kind
+    raise TypeError(
+        f"the first parameter of transforms[{position}] must be annotated AtomicData or Batch, "
+        f"or not at all: got {annotation!r}"
+    )
 
 
 class Compose:
@@ -33,7 +37,7 @@ class Compose:
 
     Parameters
     ----------
-    transforms : sequence of callables
+    transforms : iterable of callables
         All for samples, ``(data, metadata) -> (data, metadata)``, or all for batches,
         ``batch -> batch``; the annotation of the first parameter tells, if there is one.
 
@@ -43,12 +47,12 @@ class Compose:
         If the two kinds are mixed, or one can not be called.
     """
 
-    def __init__(self, transforms: Sequence[Callable[..., Any]]) -> None:
-        for i, transform in enumerate(transforms):
+    def __init__(self, transforms: Iterable[Callable[..., Any]]) -> None:
+        self.transforms = tuple(transforms)
+        for i, transform in enumerate(self.transforms):
             if not callable(transform):
                 raise TypeError(f"transforms[{i}] must be callable: got {transform!r}")
-        self.transforms = tuple(transforms)
-        kinds = {kind for i, t in enumerate(transforms) if (kind := _kind(t, i)) is not None}
+        kinds = {kind for i, t in enumerate(self.transforms) if (kind := _kind(t, i)) is not None}
         if len(kinds) > 1:
             raise TypeError("transforms must all be for AtomicData or all for Batch: got both")
         self.is_batch: bool | None = None if not kinds else kinds == {"batch"}

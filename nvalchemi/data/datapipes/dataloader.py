@@ -1,6 +1,8 @@
 """DataLoader: batches of a data set in the order of a sampler, read ahead in windows."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import operator
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from itertools import islice
 from typing import Any
 
@@ -9,6 +11,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from nvalchemi.data.batch import Batch
 from nvalchemi.data.datapipes.dataset import check_transforms
+from nvalchemi.data.datapipes.indices import index_list
 
 
 class DataLoader:
@@ -69,10 +72,11 @@ class DataLoader:
                 "dataset must have load_batches(lists) and a length: got "
                 f"{type(dataset).__name__}; for other data sets use torch.utils.data.DataLoader"
             )
-        _check_integers(batch_size=(batch_size, 1), prefetch_factor=(prefetch_factor, 0))
         _check_exclusive(batch_size, shuffle, drop_last, sampler, batch_sampler)
+        _check_order("sampler", sampler)
+        _check_order("batch_sampler", batch_sampler)
         self.dataset = dataset
-        self.batch_size = 1 if batch_size is None else batch_size
+        self.batch_size = 1 if batch_size is None else _integer("batch_size", batch_size, 1)
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.batch_sampler: Any = batch_sampler
@@ -80,10 +84,10 @@ class DataLoader:
         if batch_sampler is None and sampler is None:
             self.sampler = (
                 RandomSampler(dataset, generator=generator)
-                if shuffle
+                if shuffle and len(dataset)
                 else SequentialSampler(dataset)
             )
-        self.prefetch_factor = prefetch_factor
+        self.prefetch_factor = _integer("prefetch_factor", prefetch_factor, 0)
         self.num_streams = num_streams
         self.use_streams = use_streams and torch.cuda.is_available()
         self.pin_memory = pin_memory
@@ -97,7 +101,8 @@ class DataLoader:
     @property
     def effective_read_window(self) -> int:
         """Samples read at once."""
-        return self.batch_size * max(self.prefetch_factor, 1)
+        size = getattr(self.batch_sampler, "batch_size", self.batch_size)
+        return int(size) * max(self.prefetch_factor, 1)
 
     def __len__(self) -> int:
         return len(self._batches())
@@ -123,62 +128,75 @@ class DataLoader:
         ValueError
             If it is negative.
         """
-        _check_integers(step=(step, 0))
-        self._skip = step
+        self._skip = _integer("step", step, 0)
 
     def index_batches(self) -> Iterator[list[int]]:
         """The batches of one pass as lists of sample numbers, without reading anything."""
         skip, self._skip = self._skip, 0
-        for batch in islice(iter(self._batches()), skip, None):
-            yield list(batch)
+        return map(index_list, islice(iter(self._batches()), skip, None))
 
     def __iter__(self) -> Iterator[Batch]:
         return self.read(self.index_batches())
 
     def read(self, batches: Iterable[list[int]]) -> Iterator[Batch]:
         """Batches of the given sample numbers, read ahead and transformed as in a pass."""
-        if self.prefetch_factor == 0 or not hasattr(self.dataset, "prefetch_fused_batches"):
-            read = self._read_plainly(batches)
-        else:
+        if self.prefetch_factor and hasattr(self.dataset, "read_windows"):
             read = self._read_ahead(iter(batches))
-        for batch in read:
-            for transform in self.batch_transforms:
-                batch = transform(batch)
-            yield batch
+        else:
+            read = self._read_plainly(batches)
+        with closing(read):
+            for batch in read:
+                yield self._transform(batch)
 
-    def _read_plainly(self, batches: Iterable[list[int]]) -> Iterator[Batch]:
+    def _read_plainly(self, batches: Iterable[list[int]]) -> Generator[Batch, None, None]:
         for indices in batches:
             yield from self.dataset.load_batches([indices])
 
-    def _read_ahead(self, batches: Iterator[list[int]]) -> Iterator[Batch]:
-        """One window is consumed while the next is read; nothing is left running on a break."""
-        try:
-            for _ in range(2):
-                self._request(batches)
-            while self.dataset.has_pending_fused_batches():
-                window = self.dataset.get_fused_batches()
-                self._request(batches)
+    def _read_ahead(self, batches: Iterator[list[int]]) -> Generator[Batch, None, None]:
+        """One window is consumed while the next are read; nothing is left running on a break."""
+        windows = iter(lambda: list(islice(batches, self.prefetch_factor)), [])
+        with closing(self.dataset.read_windows(windows)) as read:
+            for window in read:
                 yield from window
-        finally:
-            self.dataset.cancel_prefetch()
 
-    def _request(self, batches: Iterator[list[int]]) -> None:
-        window = list(islice(batches, self.prefetch_factor))
-        if window:
-            self.dataset.prefetch_fused_batches(window)
+    def _transform(self, batch: Batch) -> Batch:
+        for i, transform in enumerate(self.batch_transforms):
+            batch = transform(batch)
+            if batch is None:
+                raise TypeError(f"batch_transforms[{i}] must return a batch: got None")
+        return batch
 
     def __repr__(self) -> str:
-        return f"DataLoader({self.dataset!r}, batch_size={self.batch_size}, {len(self)} batches)"
+        try:
+            size = str(len(self))
+        except (TypeError, RuntimeError):  # a sampler without length, a closed reader
+            size = "an unknown number of"
+        return f"DataLoader({self.dataset!r}, batch_size={self.batch_size}, {size} batches)"
 
 
-def _check_integers(**values: tuple[Any, int]) -> None:
-    for name, (value, low) in values.items():
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} must be an integer: got {value!r}")
-        if value < low:
-            raise ValueError(f"{name} must be at least {low}: got {value}")
+def _integer(name: str, value: Any, low: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer: got {value!r}") from None
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer: got {value!r}")
+    if number < low:
+        raise ValueError(f"{name} must be at least {low}: got {number}")
+    return number
+
+
+def _check_order(name: str, order: Any) -> None:
+    """Refuse what can not be iterated, or only once: the second epoch would be empty."""
+    if order is None:
+        return
+    if not isinstance(order, Iterable) and not hasattr(order, "__getitem__"):
+        raise TypeError(f"{name} must be iterable: got {type(order).__name__}")
+    if isinstance(order, Iterator) and type(order).__module__ in ("builtins", "itertools"):
+        raise TypeError(
+            f"{name} must be iterable once per epoch: a {type(order).__name__} is used up by the "
+            f"first; pass list({name}) or an object with __iter__"
+        )
 
 
 def _check_exclusive(

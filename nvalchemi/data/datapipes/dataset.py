@@ -1,13 +1,13 @@
 """Data sets of structures: what they must offer, and the one behind a reader."""
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
-from typing import Any, Protocol, Self, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from nvalchemi.data.atomic_data import AtomicData
 from nvalchemi.data.batch import Batch
+from nvalchemi.data.datapipes.indices import flat_indices, normalise_index
 from nvalchemi.data.datapipes.prefetch import Prefetch
 
 SampleTransform = Callable[[AtomicData, dict[str, Any]], tuple[AtomicData, dict[str, Any]]]
@@ -37,13 +37,18 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
     Raises
     ------
     TypeError
-        If it is nothing that names a device.
+        If it is no string or torch.device.
+    ValueError
+        If the string names none.
     """
     if device is None or device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not isinstance(device, str | torch.device):
         raise TypeError(f"device must be a string, a torch.device or None: got {device!r}")
-    return torch.device(device)
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device {device!r} is none that torch knows: {error}") from None
 
 
 def check_transforms(name: str, transforms: Any) -> tuple[Any, ...]:
@@ -56,25 +61,12 @@ def check_transforms(name: str, transforms: Any) -> tuple[Any, ...]:
     """
     if transforms is None:
         return ()
-    if not isinstance(transforms, Sequence):
+    if not isinstance(transforms, Sequence) or isinstance(transforms, str):
         raise TypeError(f"{name} must be a sequence of functions: got {type(transforms).__name__}")
     for i, transform in enumerate(transforms):
         if not callable(transform):
             raise TypeError(f"{name}[{i}] must be callable: got {transform!r}")
     return tuple(transforms)
-
-
-def normalise_index(index: int, size: int) -> int:
-    """Turn a negative index into a position.
-
-    Raises
-    ------
-    IndexError
-        If it is outside the `size` samples.
-    """
-    if not -size <= index < size:
-        raise IndexError(f"index must lie in {-size}..{size - 1}: got {index}")
-    return int(index) % size
 
 
 class Dataset(Prefetch):
@@ -88,12 +80,12 @@ class Dataset(Prefetch):
     device : str or torch.device, optional
         Where batches go; None or "auto" is CUDA where there is one, else the CPU.
     num_workers : int
-        Threads that read ahead.
+        Threads that read ahead; 1 for a reader that can not serve two at a time.
     skip_validation : bool
         Whether to leave out the check of values (elements, neighbour indices) of what was read.
     transforms : sequence of callables, optional
-        ``(data, metadata) -> (data, metadata)`` for each structure, on the device; applied to
-        single samples and to batches alike.
+        ``(data, metadata) -> (data, metadata)`` for each structure, on the device, with the
+        metadata that the reader gives; applied to single samples and to batches alike.
 
     Raises
     ------
@@ -125,51 +117,47 @@ class Dataset(Prefetch):
     def __len__(self) -> int:
         return len(self.reader)
 
-    def __getitem__(self, index: int) -> tuple[AtomicData, dict[str, Any]]:
-        index = normalise_index(index, len(self))
-        pending = self._singles.pop(index, None)
-        sample: tuple[AtomicData, dict[str, Any]]
-        sample = self._load_one(index) if pending is None else pending.result()
-        return sample
-
-    def __iter__(self) -> Iterator[tuple[AtomicData, dict[str, Any]]]:
-        return (self[i] for i in range(len(self)))
-
     def read_many(self, indices: Sequence[int]) -> list[tuple[AtomicData, dict[str, Any]]]:
         """Samples with their metadata, in the order of the indices."""
-        levels = getattr(self.reader, "field_levels", {}) or {}
         samples = []
-        for raw, metadata in self.reader.read_many(indices):
-            batch = Batch.from_raw_dicts([raw], field_levels=_custom(levels, raw))
+        for raw, metadata in self._read_raw([normalise_index(i, len(self)) for i in indices]):
+            batch = Batch.from_raw_dicts([raw], field_levels=self._field_levels())
             if not self.skip_validation:
                 batch.validate()
-            data = batch.to(self.device)[0]
-            samples.append(self._transform(data, metadata))
+            samples.append(self._transform(batch.to(self.device)[0], metadata))
         return samples
 
     def _load_one(self, index: int) -> tuple[AtomicData, dict[str, Any]]:
         return self.read_many([index])[0]
 
+    def _read_raw(self, indices: list[int]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        samples = list(self.reader.read_many(indices))
+        if len(samples) != len(indices):
+            raise RuntimeError(
+                f"{type(self.reader).__name__}.read_many must return one sample per index: got "
+                f"{len(samples)} for {len(indices)}"
+            )
+        return samples
+
+    def _field_levels(self) -> Any:
+        return getattr(self.reader, "field_levels", None)
+
     def _transform(
         self, data: AtomicData, metadata: dict[str, Any]
     ) -> tuple[AtomicData, dict[str, Any]]:
         for i, transform in enumerate(self.transforms):
+            name = getattr(transform, "__name__", type(transform).__name__)
             try:
-                data, metadata = transform(data, metadata)
+                result = transform(data, metadata)
             except Exception as error:
-                name = getattr(transform, "__name__", type(transform).__name__)
                 raise RuntimeError(f"transform[{i}] ({name}) failed: {error}") from error
+            if not (isinstance(result, tuple) and len(result) == 2):
+                raise TypeError(
+                    f"transform[{i}] ({name}) must return (data, metadata): "
+                    f"got {type(result).__name__}"
+                )
+            data, metadata = result
         return data, metadata
-
-    def _read(self, indices: list[int]) -> Batch:
-        if hasattr(self.reader, "read_batch"):
-            batch: Batch = self.reader.read_batch(indices)
-        else:
-            raws = [raw for raw, _ in self.reader.read_many(indices)]
-            levels = getattr(self.reader, "field_levels", {}) or {}
-            batch = Batch.from_raw_dicts(raws, field_levels=_custom(levels, raws[0]))
-        batch.metadata.setdefault("index", torch.tensor(indices))
-        return batch
 
     def load_batches(self, index_lists: Sequence[Sequence[int]], stream: Any = None) -> list[Batch]:
         """Read several batches at once, each field of the store once for all of them.
@@ -185,11 +173,14 @@ class Dataset(Prefetch):
         -------
         list of Batch
             On the device, ``metadata["index"]`` set.
+
+        Raises
+        ------
+        TypeError, IndexError, ValueError
+            If an index is no integer or outside, or a batch is empty.
         """
-        sizes = [len(indices) for indices in index_lists]
-        if not sizes or min(sizes) < 1:
-            raise ValueError(f"every batch needs at least one sample: got sizes {sizes}")
-        whole = self._read([int(i) for i in chain.from_iterable(index_lists)])
+        positions, lengths = flat_indices(index_lists, len(self))
+        whole, metadata = self._read(positions.tolist())
         if not self.skip_validation:
             whole.validate()
         pinned = self.pin_memory and self.device.type == "cuda" and torch.cuda.is_available()
@@ -197,18 +188,19 @@ class Dataset(Prefetch):
             whole = whole.pin_memory()
         whole = whole.to(self.device, non_blocking=pinned)
         if self.transforms:
-            whole = self._transform_batch(whole)
-        return whole.split(sizes)
+            samples = zip(whole.to_data_list(), metadata, strict=True)
+            whole = Batch.from_data_list(self._transform(data, meta)[0] for data, meta in samples)
+        whole.metadata["index"] = torch.from_numpy(positions)
+        return whole.split(lengths)
 
-    def _transform_batch(self, batch: Batch) -> Batch:
-        index = batch.metadata["index"].tolist()
-        samples = [
-            self._transform(data, {"index": i})[0]
-            for data, i in zip(batch.to_data_list(), index, strict=True)
-        ]
-        new = Batch.from_data_list(samples)
-        new.metadata.update(batch.metadata)
-        return new
+    def _read(self, indices: list[int]) -> tuple[Batch, list[dict[str, Any]]]:
+        """Samples as a batch, and the metadata that transforms need."""
+        if hasattr(self.reader, "read_batch") and not self.transforms:
+            return self.reader.read_batch(indices), []
+        samples = self._read_raw(indices)
+        raws = [raw for raw, _ in samples]
+        batch = Batch.from_raw_dicts(raws, field_levels=self._field_levels())
+        return batch, [metadata for _, metadata in samples]
 
     def get_batch(self, indices: Sequence[int]) -> Batch:
         """One batch of the chosen samples."""
@@ -219,10 +211,11 @@ class Dataset(Prefetch):
         """Names of the fields that samples carry."""
         if hasattr(self.reader, "field_names"):
             return self.reader.field_names
-        return sorted(self.reader.read_many([0])[0][0]) if len(self) else []
+        return sorted(self._read_raw([0])[0][0]) if len(self) else []
 
     def get_metadata(self, index: int) -> tuple[int, int]:
         """Atoms and edges of one sample."""
+        index = normalise_index(index, len(self))
         if hasattr(self.reader, "get_metadata"):
             atoms, edges = self.reader.get_metadata(index)
             return int(atoms), int(edges)
@@ -243,16 +236,5 @@ class Dataset(Prefetch):
         self._stop_prefetch()
         self.reader.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
-        return f"Dataset({len(self)} structures, {', '.join(sorted(self.field_names))})"
-
-
-def _custom(levels: Any, raw: Any) -> dict[str, str]:
-    """Levels that a reader tells of fields which these samples carry."""
-    return {name: level for name, level in levels.items() if name in raw}
+        return f"Dataset({self.reader!r}, device={str(self.device)!r})"

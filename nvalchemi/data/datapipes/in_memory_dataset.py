@@ -1,19 +1,14 @@
 """A data set that is held in memory as one batch."""
 
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Any
 
 import torch
 
 from nvalchemi.data.atomic_data import AtomicData
 from nvalchemi.data.batch import Batch
-from nvalchemi.data.datapipes.dataset import (
-    Dataset,
-    check_transforms,
-    normalise_index,
-    resolve_device,
-)
+from nvalchemi.data.datapipes.dataset import Dataset, check_transforms, resolve_device
+from nvalchemi.data.datapipes.indices import flat_indices, normalise_index
 from nvalchemi.data.datapipes.prefetch import Prefetch
 
 BatchTransform = Callable[[Batch], Batch]
@@ -41,6 +36,8 @@ class InMemoryDataset(Prefetch):
     ------
     ValueError
         If both or none of the sources is given, the reader is empty, or chunk_size < 1.
+    TypeError
+        If in_memory_batch or what a transform returns is no Batch.
     """
 
     def __init__(
@@ -59,37 +56,46 @@ class InMemoryDataset(Prefetch):
             raise ValueError(f"chunk_size must be at least 1: got {chunk_size}")
         transforms = check_transforms("batch_transforms", batch_transforms)
         self.device = None if device is None else resolve_device(device)
-        batch = in_memory_batch
+        batch: Any = in_memory_batch
         if batch is None:
             batch = _read_all(reader, chunk_size, skip_validation)
+        elif not isinstance(batch, Batch):
+            raise TypeError(
+                f"in_memory_batch must be a Batch: got {type(batch).__name__}; join structures "
+                "with Batch.from_data_list"
+            )
         elif not skip_validation:
             batch.validate()
-        for transform in transforms:
+        for i, transform in enumerate(transforms):
             batch = transform(batch)
+            if not isinstance(batch, Batch):
+                raise TypeError(
+                    f"batch_transforms[{i}] must return a Batch: got {type(batch).__name__}"
+                )
         self.batch: Batch = batch
         self._start_prefetch(1)
 
     def __len__(self) -> int:
         return self.batch.num_graphs
 
-    def __getitem__(self, index: int) -> tuple[AtomicData, dict[str, Any]]:
-        return self._load_one(normalise_index(index, len(self)))
-
     def _load_one(self, index: int) -> tuple[AtomicData, dict[str, Any]]:
-        data: AtomicData = self.batch[index]
+        # a copy, as batches are: changing a sample must not change what is held
+        data: AtomicData = self.batch[index].clone()
         return (data if self.device is None else data.to(self.device)), {}
 
     def load_batches(self, index_lists: Sequence[Sequence[int]], stream: Any = None) -> list[Batch]:
         """Batches of the chosen samples, as `Dataset.load_batches`."""
-        sizes = [len(indices) for indices in index_lists]
-        if not sizes or min(sizes) < 1:
-            raise ValueError(f"every batch needs at least one sample: got sizes {sizes}")
-        rows = torch.tensor([int(i) for i in chain.from_iterable(index_lists)])
+        positions, lengths = flat_indices(index_lists, len(self))
+        rows = torch.from_numpy(positions)
         whole = self.batch.index_select(rows)
-        whole.metadata["index"] = rows % len(self)
+        whole.metadata["index"] = rows
         if self.device is not None:
             whole = whole.to(self.device, non_blocking=True)
-        return whole.split(sizes)
+        return whole.split(lengths)
+
+    def get_batch(self, indices: Sequence[int]) -> Batch:
+        """One batch of the chosen samples."""
+        return self.load_batches([indices])[0]
 
     @property
     def field_names(self) -> list[str]:
@@ -110,10 +116,6 @@ class InMemoryDataset(Prefetch):
     def pin_memory(self, value: bool) -> None:
         if value and torch.cuda.is_available() and self.batch.device.type == "cpu":
             self.batch = self.batch.pin_memory()
-
-    def close(self) -> None:
-        """Stop reading ahead."""
-        self._stop_prefetch()
 
     def __repr__(self) -> str:
         return f"InMemoryDataset({len(self)} structures, {', '.join(self.field_names)})"

@@ -1,15 +1,15 @@
 """MultiDataset: several data sets behind one index."""
 
-from collections.abc import Iterator, Sequence
-from itertools import chain
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from nvalchemi.data.atomic_data import AtomicData
 from nvalchemi.data.batch import Batch
-from nvalchemi.data.datapipes.dataset import BatchDatasetProtocol, normalise_index
+from nvalchemi.data.datapipes.dataset import BatchDatasetProtocol
+from nvalchemi.data.datapipes.indices import flat_indices, normalise_index
 from nvalchemi.data.datapipes.prefetch import Prefetch
 from nvalchemi.data.join import Template
 
@@ -32,7 +32,7 @@ class MultiDataset(Prefetch):
         ``ignore_nonfinite=True`` leave them out). cell and pbc may differ in any case: a structure
         without them is given out with a zero cell and pbc False.
     num_workers : int
-        Threads that read ahead.
+        Threads that read ahead; each may ask any of the data sets for batches.
 
     Attributes
     ----------
@@ -103,16 +103,10 @@ class MultiDataset(Prefetch):
         dataset = int(np.searchsorted(self.offsets, index, side="right")) - 1
         return dataset, index - self.offsets[dataset]
 
-    def __getitem__(self, index: int) -> tuple[AtomicData, dict[str, Any]]:
+    def _load_one(self, index: int) -> tuple[AtomicData, dict[str, Any]]:
         dataset, local = self.to_local_index(index)
         data, metadata = self.datasets[dataset][local]
         return data, {**metadata, DATASET_INDEX_METADATA_KEY: dataset}
-
-    def __iter__(self) -> Iterator[tuple[AtomicData, dict[str, Any]]]:
-        return (self[i] for i in range(len(self)))
-
-    def _load_one(self, index: int) -> tuple[AtomicData, dict[str, Any]]:
-        return self[index]
 
     def load_batches(self, index_lists: Sequence[Sequence[int]], stream: Any = None) -> list[Batch]:
         """Read several batches at once: each data set once, then everything into its place.
@@ -123,26 +117,32 @@ class MultiDataset(Prefetch):
             ``metadata["index"]`` holds indices of this MultiDataset, ``metadata["dataset_index"]``
             the data sets.
         """
-        sizes = [len(indices) for indices in index_lists]
-        if not sizes or min(sizes) < 1:
-            raise ValueError(f"every batch needs at least one sample: got sizes {sizes}")
-        wanted = np.fromiter(chain.from_iterable(index_lists), dtype=np.int64, count=sum(sizes))
-        if wanted.min() < -len(self) or wanted.max() >= len(self):
-            raise IndexError(f"indices must lie in {-len(self)}..{len(self) - 1}")
-        wanted %= len(self)
-        owner = np.searchsorted(self.offsets, wanted, side="right") - 1
+        positions, lengths = flat_indices(index_lists, len(self))
+        owner = np.searchsorted(self.offsets, positions, side="right") - 1
         parts, places = [], []
         for j in np.unique(owner).tolist():
             place = np.flatnonzero(owner == j)
-            local = (wanted[place] - self.offsets[j]).tolist()
-            parts.append(self._complete(self.datasets[j].load_batches([local])[0]))
+            parts.append(self._part(j, (positions[place] - self.offsets[j]).tolist()))
             places.append(place)
         whole = Batch.concat(parts)
         if len(parts) > 1:
             whole = whole.index_select(torch.from_numpy(np.argsort(np.concatenate(places))))
-        whole.metadata["index"] = torch.from_numpy(wanted)
+        whole.metadata["index"] = torch.from_numpy(positions)
         whole.metadata[DATASET_INDEX_METADATA_KEY] = torch.from_numpy(owner)
-        return whole.split(sizes)
+        return whole.split(lengths)
+
+    def _part(self, j: int, indices: list[int]) -> Batch:
+        (batch,) = self.datasets[j].load_batches([indices])
+        if batch.num_graphs != len(indices):
+            raise RuntimeError(
+                f"datasets[{j}] ({type(self.datasets[j]).__name__}) must give a batch of as many "
+                f"structures as it is asked for: got {batch.num_graphs} for {len(indices)}"
+            )
+        return self._complete(batch)
+
+    def get_batch(self, indices: Sequence[int]) -> Batch:
+        """One batch of the chosen samples."""
+        return self.load_batches([indices])[0]
 
     def _complete(self, batch: Batch) -> Batch:
         """Give every batch the same fields, whichever data sets it comes from."""
@@ -170,7 +170,8 @@ class MultiDataset(Prefetch):
     @pin_memory.setter
     def pin_memory(self, value: bool) -> None:
         for dataset in self.datasets:
-            dataset.pin_memory = value
+            if hasattr(dataset, "pin_memory"):
+                dataset.pin_memory = value
 
     def close(self) -> None:
         """Stop reading ahead and close all data sets."""
@@ -178,12 +179,6 @@ class MultiDataset(Prefetch):
         for dataset in self.datasets:
             dataset.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
-        lengths = " + ".join(str(len(dataset)) for dataset in self.datasets)
+        lengths = " + ".join(map(str, np.diff(self.offsets).tolist()))
         return f"MultiDataset({lengths} = {len(self)} structures)"

@@ -1,0 +1,515 @@
+import gc
+import pickle
+import threading
+import traceback
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipe_cases import ListReader, OwnDataset, numbered, numbers, wait_for
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from nvalchemi.data import Batch
+from nvalchemi.data.datapipes import (
+    AtomicDataZarrReader,
+    AtomicDataZarrWriter,
+    DataLoader,
+    Dataset,
+    InMemoryDataset,
+    MultiDataset,
+)
+
+STRUCTURES = numbered(50)
+HELD = InMemoryDataset(Batch.from_data_list(STRUCTURES))
+
+
+def listed(count: int = 50, **kwargs) -> Dataset:
+    return Dataset(ListReader(STRUCTURES[:count], **kwargs), device="cpu")
+
+
+def flat(batches) -> list[int]:
+    return [i for numbers_of_batch in numbers(list(batches)) for i in numbers_of_batch]
+
+
+# The order.
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    size=st.integers(0, 50),
+    batch_size=st.integers(1, 60),
+    drop_last=st.booleans(),
+    seed=st.none() | st.integers(0, 99),
+    prefetch_factor=st.integers(0, 16),
+)
+def test_batches_are_the_samplers_in_its_order(size, batch_size, drop_last, seed, prefetch_factor):
+    order = list(range(size))
+    if seed is not None:
+        order = torch.randperm(size, generator=torch.Generator().manual_seed(seed)).tolist()
+    loader = DataLoader(
+        HELD,
+        batch_size=batch_size,
+        sampler=order,
+        drop_last=drop_last,
+        prefetch_factor=prefetch_factor,
+    )
+    expected = list(BatchSampler(order, batch_size, drop_last))
+    for _ in range(2):
+        batches = list(loader)
+        assert numbers(batches) == expected and len(loader) == len(expected)
+        assert [b.metadata["index"].tolist() for b in batches] == expected
+    assert list(loader.index_batches()) == expected
+
+
+@pytest.mark.parametrize("prefetch_factor", range(17))
+def test_every_prefetch_factor_gives_the_same_batches(prefetch_factor):
+    plain = DataLoader(listed(), batch_size=3, prefetch_factor=0)
+    ahead = DataLoader(listed(), batch_size=3, prefetch_factor=prefetch_factor)
+    assert list(ahead) == list(plain) and len(ahead) == 17
+    assert ahead.effective_read_window == 3 * max(prefetch_factor, 1)
+    ahead.dataset.close()
+
+
+def test_shuffling_draws_from_the_generator_or_the_global_one():
+    def orders(**kwargs):
+        loader = DataLoader(HELD, batch_size=8, shuffle=True, **kwargs)
+        return [flat(loader) for _ in range(2)]
+
+    seeded = [orders(generator=torch.Generator().manual_seed(5)) for _ in range(2)]
+    assert seeded[0] == seeded[1] and seeded[0][0] != seeded[0][1]
+    assert all(sorted(order) == list(range(50)) for order in seeded[0])
+    unseeded = []
+    for _ in range(2):
+        torch.manual_seed(11)
+        unseeded.append(orders())
+    assert unseeded[0] == unseeded[1]
+
+
+def test_windows_are_read_at_once_and_only_two_ahead():
+    class Noting:
+        def __init__(self) -> None:
+            self.drawn = 0
+
+        def __iter__(self):
+            for i in range(50):
+                self.drawn += 1
+                yield i
+
+        def __len__(self) -> int:
+            return 50
+
+    sampler = Noting()
+    loader = DataLoader(listed(), batch_size=2, sampler=sampler, prefetch_factor=3)
+    batches = iter(loader)
+    assert sampler.drawn == 0, "nothing is drawn before the first batch is asked for"
+    next(batches)
+    assert sampler.drawn == 18, "the window in hand and two ahead"
+    assert numbers(list(batches)) == [[i, i + 1] for i in range(2, 50, 2)]
+    reads = loader.dataset.reader.reads
+    assert sorted(map(tuple, reads))[0] == (0, 1, 2, 3, 4, 5) and len(reads) == 9
+    loader.dataset.close()
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        [4, 2, -1],
+        (4, 2, 49),
+        np.array([4, 2, 49]),
+        torch.tensor([4, 2, 49]),
+        [np.int32(4), np.uint8(2), torch.tensor(49)],
+        [torch.tensor(4), torch.tensor(2), torch.tensor(-1)],
+    ],
+    ids=["list", "tuple", "array", "tensor", "mixed", "tensors"],
+)
+@pytest.mark.parametrize("prefetch_factor", [0, 2])
+def test_indices_of_any_kind(sampler, prefetch_factor):
+    loader = DataLoader(HELD, batch_size=2, sampler=sampler, prefetch_factor=prefetch_factor)
+    assert numbers(list(loader)) == [[4, 2], [49]]
+    assert all(type(i) is int for batch in loader.index_batches() for i in batch)
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [[4, 2], [49]],
+        [np.array([4, 2]), np.array([49])],
+        [torch.tensor([4, 2]), (49,)],
+        [range(4, 0, -2), [np.int64(-1)]],
+    ],
+    ids=["lists", "arrays", "mixed", "ranges"],
+)
+def test_a_batch_sampler_says_the_batches(batches):
+    loader = DataLoader(HELD, batch_sampler=batches)
+    assert numbers(list(loader)) == [[4, 2], [49]] and len(loader) == 2
+    assert loader.sampler is None and loader.batch_sampler is batches
+
+
+def test_torchs_samplers():
+    subset = DataLoader(HELD, batch_size=2, sampler=SubsetRandomSampler([7, 8, 9]))
+    assert sorted(flat(subset)) == [7, 8, 9]
+    weights = torch.zeros(50)
+    weights[3] = 1
+    weighted = DataLoader(HELD, batch_size=2, sampler=WeightedRandomSampler(weights, 4))
+    assert numbers(list(weighted)) == [[3, 3], [3, 3]]
+    shards = [DistributedSampler(HELD, num_replicas=2, rank=r, seed=3) for r in range(2)]
+    loaders = [DataLoader(HELD, batch_size=5, sampler=shard) for shard in shards]
+    seen = []
+    for epoch in range(2):
+        for loader in loaders:
+            loader.set_epoch(epoch)
+        seen.append([flat(loader) for loader in loaders])
+        assert sorted([i for part in seen[-1] for i in part]) == list(range(50))
+    assert seen[0] != seen[1]
+
+
+# Where a pass begins.
+
+
+@pytest.mark.parametrize("prefetch_factor", [0, 2])
+def test_a_pass_may_begin_in_the_middle_of_the_epoch(prefetch_factor):
+    loader = DataLoader(listed(20), batch_size=4, prefetch_factor=prefetch_factor)
+    loader.set_epoch_step(3)
+    assert len(loader) == 5
+    batches = iter(loader)
+    assert numbers(list(batches)) == [[12, 13, 14, 15], [16, 17, 18, 19]]
+    read = {i for part in loader.dataset.reader.reads for i in part}
+    assert read == set(range(12, 20)), "what is skipped is not read"
+    assert len(list(loader)) == 5, "only the next pass is shortened"
+    loader.set_epoch_step(np.int64(5))
+    assert list(loader) == []
+    for wrong, error in ((-1, ValueError), (1.0, TypeError), (True, TypeError)):
+        with pytest.raises(error, match="step must be"):
+            loader.set_epoch_step(wrong)
+    loader.dataset.close()
+
+
+def test_the_skip_belongs_to_the_next_iterator_made():
+    loader = DataLoader(HELD, batch_size=10)
+    loader.set_epoch_step(4)
+    short, full = iter(loader), iter(loader)
+    assert len(list(full)) == 5 and len(list(short)) == 1
+
+
+def test_set_epoch_reaches_the_first_that_asks():
+    class Told:
+        def __init__(self, sampler=None) -> None:
+            self.told: list[int] = []
+            if sampler is not None:
+                self.sampler = sampler
+
+        def set_epoch(self, epoch: int) -> None:
+            self.told.append(epoch)
+
+        def __iter__(self):
+            return iter([[0]])
+
+        def __len__(self) -> int:
+            return 1
+
+    outer, inner, sampler = Told(Told()), Told(), Told()
+    DataLoader(HELD, batch_sampler=outer).set_epoch(3)
+    assert outer.told == [3] and outer.sampler.told == []
+    DataLoader(HELD, batch_sampler=BatchSampler(inner, 2, False)).set_epoch(4)
+    DataLoader(HELD, sampler=sampler).set_epoch(5)
+    assert (inner.told, sampler.told) == ([4], [5])
+    DataLoader(HELD, shuffle=True).set_epoch(6)
+
+
+# Several passes at a time.
+
+
+@pytest.mark.parametrize("prefetch_factor", [0, 1, 4])
+@pytest.mark.parametrize("make", [listed, lambda: HELD, lambda: MultiDataset(listed(), HELD)])
+def test_two_iterators_over_one_loader_do_not_mix(prefetch_factor, make):
+    loader = DataLoader(make(), batch_size=4, prefetch_factor=prefetch_factor)
+    expected = list(BatchSampler(SequentialSampler(loader.dataset), 4, False))
+    pairs = list(zip(loader, loader))
+    assert [b.metadata["index"].tolist() for b, _ in pairs] == expected
+    assert [b.metadata["index"].tolist() for _, b in pairs] == expected
+
+
+@pytest.mark.parametrize("prefetch_factor", [1, 4])
+def test_a_nested_loop_over_the_same_data_set(prefetch_factor):
+    dataset = listed()
+    outer = DataLoader(dataset, batch_size=10, prefetch_factor=prefetch_factor)
+    inner = DataLoader(dataset, batch_size=7, sampler=range(49, -1, -1), prefetch_factor=2)
+    backwards = list(BatchSampler(range(49, -1, -1), 7, False))
+    seen = []
+    for batch in outer:
+        seen += numbers([batch])
+        assert numbers(list(inner)) == backwards
+        next(iter(inner))
+    assert seen == list(BatchSampler(range(50), 10, False))
+    dataset.close()
+
+
+def test_a_pass_leaves_what_the_user_reads_ahead_alone():
+    dataset = listed()
+    dataset.prefetch_fused_batches([[5, 6]])
+    dataset.prefetch(7)
+    loader = DataLoader(dataset, batch_size=10)
+    assert numbers(list(loader)) == list(BatchSampler(range(50), 10, False))
+    next(iter(loader))
+    assert dataset.prefetch_count == 2
+    assert numbers(list(dataset.get_fused_batches())) == [[5, 6]]
+    batches = iter(loader)
+    next(batches)
+    dataset.cancel_prefetch()
+    assert len(list(batches)) == 4
+    dataset.close()
+
+
+def test_passes_in_several_threads(new_threads):
+    loader = DataLoader(listed(), batch_size=3, prefetch_factor=2)
+    results: list[list[list[int]]] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(numbers(list(loader)))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [list(BatchSampler(range(50), 3, False))] * 4
+    loader.dataset.close()
+    assert not new_threads()
+
+
+# Leaving early, failing, closing.
+
+
+def test_breaking_out_leaves_nothing_running(new_threads):
+    # W40: the peer's background reads go on after a break
+    dataset = listed()
+    reader = dataset.reader
+    for _ in DataLoader(dataset, batch_size=2, prefetch_factor=2):
+        break
+    assert reader.running == 0 and dataset.prefetch_count == 0
+    count = len(reader.reads)
+    dataset.close()
+    assert len(reader.reads) == count and not new_threads()
+
+
+def test_an_iterator_that_is_dropped_ends_its_reads():
+    dataset = listed()
+    batches = iter(DataLoader(dataset, batch_size=2, prefetch_factor=2))
+    next(batches)
+    del batches
+    gc.collect()
+    assert dataset.reader.running == 0
+    dataset.close()
+
+
+@pytest.mark.parametrize("prefetch_factor", [0, 1, 3])
+def test_errors_in_the_background_reach_the_foreground(prefetch_factor):
+    dataset = listed(fails_at=33)
+    loader = DataLoader(dataset, batch_size=5, prefetch_factor=prefetch_factor)
+    seen = []
+    with pytest.raises(OSError, match="disk gone at 33") as caught:
+        for batch in loader:
+            seen += numbers([batch])
+    good = 6 if prefetch_factor < 2 else 6 // prefetch_factor * prefetch_factor
+    assert seen == list(BatchSampler(range(50), 5, False))[:good], "whole windows before it come"
+    text = "".join(traceback.format_exception(caught.value))
+    assert "_break" in text and "load_batches" in text
+    assert dataset.reader.running == 0
+    dataset.reader.fails_at = None
+    assert len(list(loader)) == 10, "the loader can be used again"
+    dataset.close()
+
+
+def test_a_sampler_that_fails_is_heard():
+    def broken():
+        yield 0
+        raise RuntimeError("no more")
+
+    class Broken:
+        def __iter__(self):
+            return broken()
+
+    loader = DataLoader(listed(), sampler=Broken())
+    with pytest.raises(RuntimeError, match="no more"):
+        list(loader)
+    assert loader.dataset.reader.running == 0
+    loader.dataset.close()
+
+
+def test_closing_in_the_middle_of_a_pass_is_said_and_does_not_hang(new_threads):
+    dataset = Dataset(ListReader(STRUCTURES), device="cpu", num_workers=1)
+    loader = DataLoader(dataset, batch_size=5, prefetch_factor=1)
+    batches = iter(loader)
+    next(batches)
+    dataset.close()
+    with pytest.raises(RuntimeError, match="the data set was closed while it was read ahead"):
+        list(batches)
+    assert not new_threads()
+
+
+def test_threads_end_when_the_data_set_is_closed(new_threads):
+    dataset = listed()
+    list(DataLoader(dataset, batch_size=5))
+    assert new_threads()
+    dataset.close()
+    assert not new_threads() and dataset.reader.closed
+
+
+def test_closing_waits_for_a_read_that_has_begun(new_threads):
+    dataset = Dataset(ListReader(STRUCTURES), device="cpu", num_workers=1)
+    reader = dataset.reader
+    reader.gate.clear()
+    dataset.prefetch_fused_batches([[0]])
+    wait_for(lambda: reader.running)
+    closing = threading.Thread(target=dataset.close)
+    closing.start()
+    reader.gate.set()
+    closing.join()
+    assert reader.running == 0 and reader.closed and not new_threads()
+
+
+# Options.
+
+
+def test_the_guides_options_are_harmless_without_a_gpu():
+    # the peer dies of pin_memory=True on a CPU
+    for dataset in (listed(), HELD, MultiDataset(listed(), OwnDataset(STRUCTURES))):
+        loader = DataLoader(dataset, batch_size=64, prefetch_factor=16, pin_memory=True)
+        batches = list(loader)
+        assert sum(b.num_graphs for b in batches) == len(dataset)
+        assert batches[0].positions.is_pinned() == torch.cuda.is_available()
+        assert loader.pin_memory and loader.use_streams == torch.cuda.is_available()
+
+
+def test_batch_transforms_run_in_the_foreground_in_order():
+    here = []
+
+    def double(batch):
+        here.append(threading.current_thread())
+        return batch.with_fields("system", {"energy": batch.energy * 2})
+
+    def plus_one(batch: Batch) -> Batch:
+        return batch.with_fields("system", {"energy": batch.energy + 1})
+
+    loader = DataLoader(HELD, batch_size=2, batch_transforms=[double, plus_one])
+    assert numbers(list(loader)) == [[2 * i + 1, 2 * i + 3] for i in range(0, 50, 2)]
+    assert set(here) == {threading.current_thread()}
+    assert HELD[3][0].energy.item() == 3, "the data set is as it was"
+    with pytest.raises(TypeError, match=r"batch_transforms\[0\] must return a batch: got None"):
+        next(iter(DataLoader(HELD, batch_transforms=[lambda batch: None])))
+    for wrong in (double, "ab"):
+        with pytest.raises(TypeError, match="batch_transforms must be a sequence"):
+            DataLoader(HELD, batch_transforms=wrong)
+
+
+def test_a_data_set_of_the_users_own_without_reading_ahead(new_threads):
+    own = OwnDataset(STRUCTURES[:5])
+    loader = DataLoader(own, batch_size=2, prefetch_factor=16, shuffle=False)
+    assert numbers(list(loader)) == [[0, 1], [2, 3], [4]]
+    assert not new_threads()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "sentence"),
+    [
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1: got 0"),
+        ({"batch_size": -3}, ValueError, "batch_size must be at least 1: got -3"),
+        ({"batch_size": 2.0}, TypeError, "batch_size must be an integer: got 2.0"),
+        ({"batch_size": True}, TypeError, "batch_size must be an integer: got True"),
+        ({"prefetch_factor": -1}, ValueError, "prefetch_factor must be at least 0: got -1"),
+        ({"prefetch_factor": None}, TypeError, "prefetch_factor must be an integer: got None"),
+        ({"sampler": [0], "shuffle": True}, ValueError, "exclude each other"),
+        ({"batch_sampler": [[0]], "batch_size": 2}, ValueError, "batch_size can not be given"),
+        ({"batch_sampler": [[0]], "sampler": [0]}, ValueError, "sampler can not be given beside"),
+        ({"batch_sampler": [[0]], "shuffle": True}, ValueError, "shuffle can not be given"),
+        ({"batch_sampler": [[0]], "drop_last": True}, ValueError, "drop_last can not be given"),
+        ({"sampler": 5}, TypeError, "sampler must be iterable: got int"),
+        ({"sampler": (i for i in range(3))}, TypeError, "used up by the first; pass list"),
+        ({"sampler": iter([1, 2])}, TypeError, "used up by the first"),
+        ({"batch_sampler": map(list, [[1]])}, TypeError, "used up by the first"),
+    ],
+)
+def test_wrong_options_are_refused_when_it_is_made(kwargs, error, sentence):
+    with pytest.raises(error, match=sentence):
+        DataLoader(HELD, **kwargs)
+
+
+def test_other_data_sets_are_refused():
+    for wrong in (STRUCTURES, ListReader(STRUCTURES), None):
+        with pytest.raises(TypeError, match="dataset must have load_batches"):
+            DataLoader(wrong)
+
+
+@pytest.mark.parametrize("prefetch_factor", [0, 2])
+@pytest.mark.parametrize(
+    ("kwargs", "error", "sentence"),
+    [
+        ({"sampler": [0, 50]}, IndexError, "index must lie in -50..49: got 50"),
+        ({"sampler": [0, 10**30]}, IndexError, "index must lie in"),
+        ({"sampler": [0.5]}, TypeError, "an index must be an integer: got 0.5"),
+        ({"sampler": [True, False]}, TypeError, "an index must be an integer: got True"),
+        ({"sampler": torch.tensor([0.0])}, TypeError, "an index must be an integer"),
+        ({"batch_sampler": [0, 1]}, TypeError, "a batch must be a list of sample indices: got 0"),
+        ({"batch_sampler": [[]]}, ValueError, "every batch needs at least one sample"),
+    ],
+)
+def test_samplers_that_yield_nonsense(kwargs, error, sentence, prefetch_factor):
+    with pytest.raises(error, match=sentence):
+        list(DataLoader(HELD, prefetch_factor=prefetch_factor, **kwargs))
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("prefetch_factor", [0, 3])
+def test_empty_and_small_data_sets(shuffle, prefetch_factor):
+    kwargs = {"shuffle": shuffle, "prefetch_factor": prefetch_factor}
+    empty = DataLoader(listed(0), batch_size=4, **kwargs)
+    assert list(empty) == [] and len(empty) == 0
+    small = DataLoader(listed(3), batch_size=np.int64(64), **kwargs)
+    assert [sorted(n) for n in numbers(list(small))] == [[0, 1, 2]] and len(small) == 1
+    dropped = DataLoader(listed(3), batch_size=64, drop_last=True, **kwargs)
+    assert list(dropped) == [] and len(dropped) == 0
+
+
+def test_a_sampler_without_length_or_end():
+    class Forever:
+        def __iter__(self):
+            while True:
+                yield from range(50)
+
+    loader = DataLoader(HELD, batch_size=4, sampler=Forever(), prefetch_factor=2)
+    batches = iter(loader)
+    assert [numbers([next(batches)])[0][0] for _ in range(14)][-1] == 2
+    assert "an unknown number of batches" in repr(loader)
+    with pytest.raises(TypeError, match="len"):
+        len(loader)
+
+
+def test_defaults_and_attributes():
+    loader = DataLoader(HELD)
+    assert (loader.batch_size, loader.prefetch_factor, loader.drop_last) == (1, 2, False)
+    assert loader.dataset is HELD and loader.batch_sampler is None
+    assert isinstance(loader.sampler, SequentialSampler) and loader.effective_read_window == 2
+    whole = DataLoader(HELD, batch_sampler=BatchSampler(range(50), 8, False), prefetch_factor=4)
+    assert whole.effective_read_window == 32 and "7 batches" in repr(whole)
+
+
+def test_a_loader_travels(tmp_path, new_threads):
+    AtomicDataZarrWriter(tmp_path / "s").write(STRUCTURES)
+    dataset = Dataset(AtomicDataZarrReader(tmp_path / "s"), device="cpu")
+    generator = torch.Generator().manual_seed(1)
+    loader = DataLoader(dataset, batch_size=8, shuffle=True, generator=generator)
+    batches = iter(loader)
+    next(batches)
+    again = pickle.loads(pickle.dumps(loader))
+    batches.close()
+    assert list(again) == list(loader)
+    again.dataset.close()
+    dataset.close()
+    assert "an unknown number of batches" in repr(loader), "a closed reader can still be shown"
+    assert not new_threads()
