@@ -233,5 +233,7 @@ def _stress(
     by_strain = (by_strain + by_strain.transpose(1, 2)) / 2
     bulk = batch.pbc.all(1).view(-1, 1, 1)
     # Volume 1 stands in where there is none, so that gradients stay finite behind the NaN.
-    volume = torch.where(bulk, torch.linalg.det(cell).abs().view(-1, 1, 1), 1.0)
+    first, second, third = cell.unbind(1)
+    volume = (first * torch.linalg.cross(second, third)).sum(1).abs().view(-1, 1, 1)
+    volume = torch.where(bulk, volume, 1.0)
     return torch.where(bulk, by_strain / volume, torch.nan)

@@ -69,7 +69,8 @@ def test_nan_stress_of_a_molecule_leaves_gradients_finite():
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_forces_come_without_gradients_too(mode):
-    # Validation of an energy-only loss runs without gradients; forces by autograd must not fail.
+    # Validation of an energy-only loss runs without gradients, where a model that takes its forces
+    # by autograd must not fail (W31).
     model, batch = DemoModelWrapper(DemoModel().double()), crystal_and_molecule()
     expected = model(batch)
     assert expected["forces"].requires_grad
