@@ -55,7 +55,8 @@ class PairSums:
         self._entry = first[centre] + local[neighbor]
         self._source = atom
         # Structures of one size are one block in the order of the batch: nothing to rearrange.
-        self._in_order = len(self._blocks) == 1 and columns == batch.num_nodes
+        everything = [(batch.num_graphs, batch.max_num_nodes, batch.max_num_nodes)]
+        self._in_order = self._blocks == everything and columns == batch.num_nodes
         if not self._in_order:
             lone = width == 0
             # Columns of padding show atom 0: their weights are zero.
