@@ -17,7 +17,7 @@ from nvalchemi.data.checks import (
     check_tensor,
 )
 from nvalchemi.data.fields import FIELDS, LEVELS, Level, resolve_level
-from nvalchemi.data.join import join, join_structures, merge_levels
+from nvalchemi.data.join import check_raw, join, join_structures, merge_levels
 from nvalchemi.data.ragged import owners
 from nvalchemi.data.selection import number, select, split, structures
 from nvalchemi.data.sizes import StructureSizes
@@ -177,6 +177,7 @@ class Batch(StructureSizes):
         levels: dict[str, Level] = {}
         for name in {key: None for raw in dicts for key in raw}:
             levels[name] = given.get(name, FIELDS[name].level if name in FIELDS else "system")
+        check_raw(dicts, levels.keys() - set(exclude_keys or ()))
         return cls._from_dicts(dicts, levels, device, exclude_keys)
 
     @classmethod

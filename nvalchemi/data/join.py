@@ -1,6 +1,6 @@
 """Joining structures and batches end to end, refusing fields that only some of them carry."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,14 +43,17 @@ def _concatenate(name: str, pieces: Sequence[Tensor]) -> Tensor:
         raise ValueError(
             f"{name} must have one dtype in a batch: got {found}; convert with .to(dtype=...)"
         )
-    shapes = {piece.shape[1:] for piece in pieces}
-    if len(shapes) > 1:
-        found = " and ".join(str(list(shape)) for shape in sorted(shapes)[:2])
+    try:
+        return torch.cat(list(pieces))
+    except RuntimeError:
+        shapes = sorted({tuple(piece.shape[1:]) for piece in pieces})
+        if len(shapes) == 1:
+            raise
+        found = " and ".join(str(list(shape)) for shape in shapes[:2])
         raise ValueError(
             f"{name} must have the same axes after the first in all structures of a batch: got "
             f"{found}; pad them, or leave the field out with exclude_keys"
-        )
-    return torch.cat(list(pieces))
+        ) from None
 
 
 def merge_levels(parts: Sequence[Mapping[str, Level]]) -> dict[str, Level]:
@@ -63,12 +66,32 @@ def merge_levels(parts: Sequence[Mapping[str, Level]]) -> dict[str, Level]:
     """
     levels: dict[str, Level] = {}
     for part in parts:
+        if part == levels:
+            continue
         for name, level in part.items():
             if levels.setdefault(name, level) != level:
                 raise ValueError(
                     f"{name} must have one level in a batch: got {levels[name]!r} and {level!r}"
                 )
     return levels
+
+
+def check_raw(dicts: Sequence[Mapping[str, Tensor]], names: Set[str]) -> None:
+    """Refuse dicts that lack positions or atomic numbers, or whose fields are no tensors."""
+    for i, raw in enumerate(dicts):
+        if "positions" not in raw or "atomic_numbers" not in raw:
+            raise ValueError(f"structure {i} must have positions and atomic_numbers")
+        for name in raw.keys() & names:
+            value = raw[name]
+            if not isinstance(value, Tensor):
+                raise TypeError(
+                    f"{name} of structure {i} must be a torch.Tensor: got {type(value).__name__}"
+                )
+            if value.dim() == 0:
+                raise ValueError(
+                    f"{name} of structure {i} must have a leading axis (of one for a field of the "
+                    "structure): got a scalar"
+                )
 
 
 def join_structures(
@@ -83,7 +106,6 @@ def join_structures(
     counts : dict
         Atoms and edges of each structure, [B] int64, under "atom" and "edge".
     """
-    _check_raw(dicts, levels)
     by_level: dict[Level, dict[str, Tensor]] = {level: {} for level in LEVELS}
     nodes = [raw["positions"].shape[0] for raw in dicts]
     edges = [0] * len(dicts)
@@ -108,23 +130,6 @@ def join_structures(
         by_level[level][name] = _concatenate(name, present)
     counts = {"atom": torch.tensor(nodes), "edge": torch.tensor(edges)}
     return by_level, counts
-
-
-def _check_raw(dicts: Sequence[Mapping[str, Tensor]], levels: Mapping[str, Level]) -> None:
-    for i, raw in enumerate(dicts):
-        if "positions" not in raw or "atomic_numbers" not in raw:
-            raise ValueError(f"structure {i} must have positions and atomic_numbers")
-        for name in levels.keys() & raw.keys():
-            value = raw[name]
-            if not isinstance(value, Tensor):
-                raise TypeError(
-                    f"{name} of structure {i} must be a torch.Tensor: got {type(value).__name__}"
-                )
-            if value.dim() == 0:
-                raise ValueError(
-                    f"{name} of structure {i} must have a leading axis (of one for a field of the "
-                    "structure): got a scalar"
-                )
 
 
 class Template:

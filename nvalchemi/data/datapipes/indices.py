@@ -34,7 +34,9 @@ def index_list(batch: Any) -> list[int]:
     """
     if not isinstance(batch, Iterable) or isinstance(batch, str) or getattr(batch, "ndim", 1) != 1:
         raise TypeError(f"a batch must be a list of sample indices: got {batch!r}")
-    return [_integer(i) for i in (batch.tolist() if hasattr(batch, "tolist") else batch)]
+    indices = batch.tolist() if hasattr(batch, "tolist") else list(batch)
+    # most often they are plain integers, which need no look at each
+    return indices if set(map(type, indices)) == {int} else [_integer(i) for i in indices]
 
 
 def flat_indices(batches: Sequence[Any], size: int) -> tuple[np.ndarray, list[int]]:
@@ -59,8 +61,8 @@ def flat_indices(batches: Sequence[Any], size: int) -> tuple[np.ndarray, list[in
     if not lengths or min(lengths) < 1:
         raise ValueError(f"every batch needs at least one sample: got lengths {lengths}")
     flat = list(chain.from_iterable(lists))
-    wrong = next((i for i in flat if not -size <= i < size), None)
-    if wrong is not None:
+    if min(flat) < -size or max(flat) >= size:
+        wrong = next(i for i in flat if not -size <= i < size)
         raise IndexError(_outside(wrong, size))
     return np.array(flat, dtype=np.int64) % size, lengths
 
