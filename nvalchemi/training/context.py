@@ -55,6 +55,14 @@ class TrainContext(HookContext):
     grad_scaler: Any = None
     validation: dict[str, Any] | None = None
 
+    def show_counters(self, strategy: Any) -> None:
+        """Take over where the strategy stands."""
+        self.step_count = strategy.step_count
+        self.global_step_count = strategy.global_step_count
+        self.batch_count = strategy.batch_count
+        self.epoch_step_count = strategy.epoch_step_count
+        self.epoch = strategy.epoch_count
+
 
 @dataclass(slots=True)
 class LoopState:

@@ -1,7 +1,7 @@
 """TrainingStrategy: the loop over epochs and batches, and the stages at which hooks are called."""
 
 import warnings
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import PrivateAttr, model_validator
 
@@ -67,6 +67,10 @@ class TrainingStrategy(TrainingDefinition):
     pydantic.ValidationError
         A ValueError: for arguments that are missing, unknown or contradict each other.
     """
+
+    if TYPE_CHECKING:  # fields are given in more forms than the one that they have in the end
+
+        def __init__(self, **fields: Any) -> None: ...
 
     # pydantic takes microseconds to find a private attribute: steps are given the state
     _state: LoopState = PrivateAttr(default_factory=LoopState)
@@ -300,7 +304,7 @@ class TrainingStrategy(TrainingDefinition):
             lr_schedulers=self.lr_schedulers,
             validation=self.last_validation,
         )
-        self._show_counters(ctx)
+        ctx.show_counters(self)
         return ctx
 
     def _normalise_counters(self, length: int | None) -> None:
@@ -314,7 +318,7 @@ class TrainingStrategy(TrainingDefinition):
     def _run_epoch(self, state: LoopState, target: int, length: int | None) -> None:
         """Pass over the loader once, or what is left of this pass, or until the target."""
         set_epoch(state.loader, self.epoch_count)
-        self._show_counters(state.ctx)
+        state.ctx.show_counters(self)
         state.call(Stage.BEFORE_EPOCH)
         batches_before, exhausted = self.batch_count, False
         for batch in rest_of_pass(state.loader, self.epoch_step_count, length):
@@ -333,7 +337,7 @@ class TrainingStrategy(TrainingDefinition):
         if exhausted or (length is not None and self.epoch_step_count >= length):
             self.epoch_count += 1
             self.epoch_step_count = 0
-            self._show_counters(state.ctx)
+            state.ctx.show_counters(self)
             state.call(Stage.AFTER_EPOCH)
             config = self.validation_config
             if config is not None and config.due_after_epoch(self.epoch_count):
@@ -383,16 +387,9 @@ class TrainingStrategy(TrainingDefinition):
         self.global_step_count += state.world_size
         self.batch_count += 1
         self.epoch_step_count += 1
-        self._show_counters(ctx)
+        ctx.show_counters(self)
         call(Stage.AFTER_BATCH)
         return losses
 
     def _to_device(self, batch: Any) -> Any:
         return batch.to(self.devices[0], non_blocking=True) if hasattr(batch, "to") else batch
-
-    def _show_counters(self, ctx: TrainContext) -> None:
-        ctx.step_count = self.step_count
-        ctx.global_step_count = self.global_step_count
-        ctx.batch_count = self.batch_count
-        ctx.epoch_step_count = self.epoch_step_count
-        ctx.epoch = self.epoch_count

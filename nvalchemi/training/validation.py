@@ -8,7 +8,7 @@ or on how structures are batched.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from itertools import islice
-from typing import Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -62,6 +62,10 @@ class ValidationConfig(BaseModel):
     model_config = ConfigDict(
         extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True
     )
+
+    if TYPE_CHECKING:  # a loss or a function is given in more forms than it has in the end
+
+        def __init__(self, **fields: Any) -> None: ...
 
     validation_data: Any
     validation_fn: Callable[[Any, Any], Any] | None = None
@@ -186,10 +190,11 @@ class ValidationLoop:
         )
 
     def __enter__(self) -> Self:
+        gradients = nullcontext() if self._records() else torch.no_grad()
         self._stack = ExitStack()
         if self.config.set_eval:
             self._stack.enter_context(evaluating(self.models.values()))
-        self._stack.enter_context(nullcontext() if self._records() else torch.no_grad())
+        self._stack.enter_context(gradients)
         return self
 
     def __exit__(self, *error: object) -> None:
