@@ -5,17 +5,20 @@
 Leaves the executed notebook and an HTML page in build/quickstart/, beside the stores and weights.
 """
 
+import argparse
 import json
 import os
 import shutil
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbconvert import HTMLExporter
+from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOK = ROOT / "notebooks" / "00_quickstart.ipynb"
@@ -25,19 +28,23 @@ OUT = ROOT / "build" / "quickstart"
 class Client(NotebookClient):
     """Show what the ranks print while they print it."""
 
-    def process_message(self, msg: dict, cell: dict, cell_index: int) -> dict | None:
+    def process_message(
+        self, msg: dict[str, Any], cell: NotebookNode, cell_index: int
+    ) -> NotebookNode | None:
         content = msg["content"]
         if msg["msg_type"] == "stream" and "[rank " in content["text"]:
             print("  " + content["text"].rstrip("\n").replace("\n", "\n  "), flush=True)
-        output: dict | None = super().process_message(msg, cell, cell_index)
+        output: NotebookNode | None = super().process_message(msg, cell, cell_index)
         return output
 
 
-def execute() -> Path:
+def execute(out: Path) -> Path:
     """Run the notebook in its own folder; what it made so far is kept if a cell fails."""
-    shutil.rmtree(OUT, ignore_errors=True)
-    OUT.mkdir(parents=True)
-    os.environ["QUICKSTART_FOLDER"] = str(OUT)
+    out.mkdir(parents=True, exist_ok=True)
+    for made in ("*.zarr", "*.xyz", "00_quickstart.*", "summary.json", "weights.pt"):
+        for path in out.glob(made):  # of an earlier run, and nothing else in that folder
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    os.environ["QUICKSTART_FOLDER"] = str(out)
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     client = Client(
         notebook,
@@ -49,9 +56,9 @@ def execute() -> Path:
     try:
         client.execute()
     finally:
-        nbformat.write(notebook, OUT / NOTEBOOK.name)
+        nbformat.write(notebook, out / NOTEBOOK.name)
     page, _ = HTMLExporter().from_notebook_node(notebook)
-    html = OUT / NOTEBOOK.with_suffix(".html").name
+    html = out / NOTEBOOK.with_suffix(".html").name
     html.write_text(page, encoding="utf-8")
     return html
 
@@ -81,14 +88,17 @@ def report(summary: dict, seconds: float, html: Path) -> str:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description="Execute the quickstart notebook.")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder for what it makes")
+    out = parser.parse_args().out.resolve()
     print(f"executing {NOTEBOOK.relative_to(ROOT)} on 2 ranks; a minute or two", flush=True)
     start = time.monotonic()
     try:
-        html = execute()
+        html = execute(out)
     except CellExecutionError as error:
-        print(f"a cell failed; the notebook so far is in {os.path.relpath(OUT)}\n{error}")
+        print(f"a cell failed; the notebook so far is in {os.path.relpath(out)}\n{error}")
         return 1
-    summary = json.loads((OUT / "summary.json").read_text())
+    summary = json.loads((out / "summary.json").read_text())
     print(report(summary, time.monotonic() - start, html))
     return 0
 
