@@ -21,6 +21,7 @@ from nvalchemi.training import (
     EnergyMSELoss,
     ForceMSELoss,
     OptimizerConfig,
+    TrainContext,
     TrainingStage,
     TrainingStrategy,
     default_training_fn,
@@ -64,7 +65,7 @@ class PrintLoss:
     frequency = 1
     stage = TrainingStage.AFTER_EPOCH
 
-    def __call__(self, ctx, stage):
+    def __call__(self, ctx: TrainContext, stage: TrainingStage) -> None:
         if ctx.global_rank == 0:
             print(f"epoch {ctx.epoch}: loss {float(ctx.loss):.4f} after {ctx.step_count} steps")
 

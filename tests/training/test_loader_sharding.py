@@ -195,9 +195,7 @@ def test_our_own_order_serves_a_single_dataset():
 
 def test_an_argument_that_the_class_lacks_is_an_error_before_it_is_built():
     with pytest.raises(ValueError, match="OnlyRanks can not be built.*sampler_kwargs"):
-        shard_loader(
-            DataLoader(dataset(9), batch_size=2), place(sampler_cls=OnlyRanks, replicas=2)
-        )
+        shard_loader(DataLoader(dataset(9), batch_size=2), place(sampler_cls=OnlyRanks, replicas=2))
 
 
 def test_a_class_that_forgets_the_ranks_is_found_out():

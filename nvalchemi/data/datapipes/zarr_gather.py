@@ -90,9 +90,9 @@ class RowPlan:
                     cache.put((name, i), piece)
         out = np.empty((self.total, *array.shape[1:]), array.dtype)
         for i, low, high in zip(ids.tolist(), bounds[:-1].tolist(), bounds[1:].tolist()):
-            piece = blocks[i]
-            assert piece is not None and self.rows[high - 1] - i * block < len(piece)
-            np.take(piece, self.rows[low:high] - i * block, axis=0, out=out[low:high], mode="clip")
+            found = blocks[i]
+            assert found is not None and self.rows[high - 1] - i * block < len(found)
+            np.take(found, self.rows[low:high] - i * block, axis=0, out=out[low:high], mode="clip")
         return out
 
     def _cut(self, block: int) -> tuple[np.ndarray, np.ndarray]:

@@ -204,7 +204,7 @@ def _load_index(store: StoreLike, root: zarr.Group) -> StoreIndex:
                 f"{count} structures need {want}"
             )
     return StoreIndex(
-        pointers=cast("dict[Level, np.ndarray]", pointers),
+        pointers=pointers,
         mask=np.asarray(mask[:count], dtype=bool),
         arrays=arrays,
         levels=levels,
