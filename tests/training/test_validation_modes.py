@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
-from loop_cases import At, Net, batches, loader, strategy, weights
+from loop_cases import At, Net, Recorder, batches, loader, strategy, weights
 from torch import nn
 from validation_cases import DATA, Custom, cut, potential, validating
 
+from nvalchemi.data.datapipes import DataLoader
 from nvalchemi.models import DemoModel, DemoModelWrapper, MLPPotential
 from nvalchemi.training import (
     EnergyMAELoss,
@@ -140,3 +141,18 @@ def test_validation_does_not_change_the_training():
     config = ValidationConfig(validation_data=loader(4, batch_size=3), every_n_steps=1)
     strategy(models=watched, num_epochs=3, validation_config=config).run(loader(4))
     assert torch.equal(weights(plain), weights(watched))
+
+
+@pytest.mark.parametrize("prefetch_factor", [0, 1, 2])
+def test_validation_on_the_data_set_of_the_training(prefetch_factor):
+    # two loaders read ahead from one data set at the same time
+    train = loader(8, prefetch_factor=prefetch_factor)
+    trained, validated = Recorder(), []
+    config = ValidationConfig(
+        validation_data=DataLoader(train.dataset, batch_size=2, prefetch_factor=prefetch_factor),
+        every_n_steps=4,
+        batch_callback=lambda **told: validated.extend(told["batch"].metadata["index"].tolist()),
+    )
+    strategy(num_epochs=1, hooks=[trained], validation_config=config).run(train)
+    assert trained.indices == list(range(8))
+    assert validated == [*range(8), *range(8)]
