@@ -5,6 +5,9 @@ from hypothesis import strategies as st
 
 from nvalchemi.data.atomic_data import AtomicData
 
+# Levels of the two custom fields, as a reader of raw dicts has to tell them.
+LEVELS_OF_CUSTOM = {"tag": "node", "weight": "edge"}
+
 
 def random_structure(num_atoms: int, num_edges: int, seed: int, periodic: bool) -> AtomicData:
     """Structure with fields at every level, one custom at each, some NaN among the labels."""
@@ -27,6 +30,16 @@ def random_structure(num_atoms: int, num_edges: int, seed: int, periodic: bool) 
     data.add_node_property("tag", torch.randint(0, 5, (num_atoms,), generator=g))
     data.add_edge_property("weight", torch.rand(num_edges, 2, generator=g))
     return data
+
+
+def molecule(num_atoms: int, num_edges: int = 0, **fields: torch.Tensor) -> AtomicData:
+    return random_structure(num_atoms, num_edges, seed=7 * num_atoms, periodic=False).replace(
+        **fields
+    )
+
+
+def three() -> list[AtomicData]:
+    return [random_structure(n, e, seed=n, periodic=True) for n, e in ((3, 4), (1, 0), (2, 5))]
 
 
 @st.composite
