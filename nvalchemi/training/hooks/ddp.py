@@ -69,7 +69,9 @@ class DDPHook(BaseModel):
         If there are several ranks and no communication, or ranks do not agree.
     """
 
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True
+    )
 
     frequency: ClassVar[int] = 1
     stage: ClassVar[TrainingStage] = TrainingStage.SETUP
