@@ -1,15 +1,19 @@
 """What a caller asks of a mixture, checked: lengths, weights, counts per batch, epoch length."""
 
-import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from numbers import Integral, Real
-from typing import Any
+from numbers import Integral
+from typing import Any, TypeAlias
 
-from nvalchemi.data.datapipes.mixture import Allocation, FixedBatches, Mixture
+from nvalchemi.data.datapipes.mixture import Allocation, FixedBatches, Mixture, spread
 from nvalchemi.data.datapipes.order import MAX_SIZE
+from nvalchemi.data.datapipes.weights import (
+    check_integer,
+    check_weights,
+    exact_shares,
+    temperature_weights,
+)
 
 EPOCH_POLICIES = ("dataset_size", "min_size", "max_size")
 
@@ -40,13 +44,8 @@ class Composition:
         return [batch_size * share / whole for share in self.shares]
 
 
-def check_integer(name: str, value: Any, low: int | None = None) -> int:
-    """`value` as int; TypeError if it is none, ValueError if it is below `low`."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if low is not None and value < low:
-        raise ValueError(f"{name} must be >= {low}, got {value}")
-    return int(value)
+Weights: TypeAlias = Sequence[float] | Mapping[int, Sequence[float]]
+Stages: TypeAlias = dict[int, Composition]  # by first epoch, ascending, from 0
 
 
 def check_policy(epoch_policy: Any) -> None:
@@ -73,26 +72,56 @@ def dataset_lengths(dataset: Any) -> list[int]:
     return lengths
 
 
-def choose_composition(
+def choose_compositions(
     lengths: list[int],
-    weights: Sequence[float] | None,
+    weights: Weights | None,
+    temperature: float | None,
     samples_per_dataset: Sequence[float] | None,
     batch_size: int,
-) -> Composition:
-    if weights is not None and samples_per_dataset is not None:
+) -> Stages:
+    """What holds from which epoch on; a single stage from epoch 0 unless `weights` is a mapping."""
+    given = {
+        "weights": weights, "temperature": temperature, "samples_per_dataset": samples_per_dataset
+    }  # fmt: skip
+    asked = [name for name, value in given.items() if value is not None]
+    if len(asked) > 1:
         raise ValueError(
-            "weights and samples_per_dataset are mutually exclusive, got "
-            f"{list(weights)} and {list(samples_per_dataset)}"
+            f"{' and '.join(asked)} are mutually exclusive: each says the shares of the data sets, "
+            f"got {', '.join(f'{name}={given[name]}' for name in asked)}"
         )
-    if samples_per_dataset is not None:
-        return counted_composition(samples_per_dataset, lengths, batch_size)
+    if isinstance(weights, Mapping):
+        return staged_compositions(weights, lengths)
     if weights is not None:
-        return weighted_composition(weights, lengths)
-    return default_composition(lengths)
+        return {0: weighted_composition(weights, lengths)}
+    if temperature is not None:
+        tempered = temperature_weights(lengths, temperature)
+        return {0: weighted_composition(tempered, lengths, "temperature weights")}
+    if samples_per_dataset is not None:
+        return {0: counted_composition(samples_per_dataset, lengths, batch_size)}
+    return {0: Composition(lengths, Mixture(lengths), asked=False)}
 
 
-def default_composition(lengths: list[int]) -> Composition:
-    return Composition(lengths, Mixture(lengths), asked=False)
+def staged_compositions(
+    weights: Mapping[int, Sequence[float]], lengths: list[int]
+) -> dict[int, Composition]:
+    first_epochs = [check_integer("the first epoch of a stage", epoch, 0) for epoch in weights]
+    if not first_epochs or first_epochs[0] != 0 or first_epochs != sorted(set(first_epochs)):
+        raise ValueError(
+            "staged weights must be {first epoch: weights} with ascending epochs from 0, got the "
+            f"epochs {first_epochs}"
+        )
+    for first, own in weights.items():
+        if not isinstance(own, Iterable):
+            raise TypeError(f"weights[{first}] must be a sequence of weights, got {own!r}")
+    return {
+        first: weighted_composition(own, lengths, f"weights[{first}]")
+        for first, own in zip(first_epochs, weights.values())
+    }
+
+
+def stage_at(stages: Stages, epoch: int) -> Composition:
+    """The composition of an epoch."""
+    return stages[max(first for first in stages if first <= epoch)]
 
 
 def weighted_composition(
@@ -100,7 +129,7 @@ def weighted_composition(
 ) -> Composition:
     """Shares in proportion to `weights`."""
     shares = exact_shares(check_weights(weights, lengths, name))
-    return Composition(shares, Mixture(shares), asked=True)
+    return Composition(shares, spread(shares), asked=True)
 
 
 def counted_composition(
@@ -122,45 +151,35 @@ def counted_composition(
     return Composition(counts, FixedBatches(counts), asked=True)
 
 
-def check_weights(weights: Sequence[float], lengths: list[int], name: str) -> list[Any]:
-    """One finite weight >= 0 for each data set, not all zero, zero for an empty data set."""
-    weights = [entry.item() if hasattr(entry, "item") else entry for entry in weights]
-    if len(weights) != len(lengths):
-        what = "dataset weights" if name == "weights" else f"entries of {name}"
-        raise ValueError(f"Expected {len(lengths)} {what}, got {len(weights)}: {weights}")
-    for j, (weight, length) in enumerate(zip(weights, lengths)):
-        if isinstance(weight, bool) or not isinstance(weight, Real):
-            raise TypeError(f"{name}[{j}] must be a number, got {weight!r}")
-        if not math.isfinite(weight) or weight < 0:
-            raise ValueError(f"{name}[{j}] must be finite and >= 0, got {weight}")
-        if weight > 0 and length == 0:
-            raise ValueError(f"{name}[{j}] must be 0, data set {j} is empty, got {weight}")
-    if not any(weights):
-        raise ValueError(f"{name} must have a positive entry, got {weights}")
-    return weights
+def staged_positions(
+    stages: Stages,
+    lengths: list[int],
+    batch_size: int,
+    num_batches: int | None,
+    epoch_policy: str,
+    replacement: bool | None,
+) -> int:
+    """`epoch_positions`, which must be the same in all stages: a sampler has one length.
 
-
-def exact_shares(weights: Sequence[float]) -> list[int]:
-    """Integers in the ratio of `weights`, with a sum of at most 2^40.
-
-    Weights that are fractions with a denominator up to a million as closely as a float can say
-    (0.1, 1 / 3) are taken as those fractions; others are rounded to multiples of 2^-40 of the sum,
-    at least one for a positive weight.
+    Every stage must also reach each data set that it has a weight for.
     """
-    fractions = [nearby_fraction(weight) for weight in weights]
-    scale = math.lcm(*(fraction.denominator for fraction in fractions))
-    shares = [int(fraction * scale) for fraction in fractions]
-    divisor = math.gcd(*shares)
-    if sum(shares) // divisor <= MAX_SIZE:
-        return [share // divisor for share in shares]
-    total = sum(fractions)
-    room = MAX_SIZE - len(fractions)  # every share may be raised to 1
-    return [max(1, int(f / total * room)) if f else 0 for f in fractions]
-
-
-def nearby_fraction(weight: float) -> Fraction:
-    simple = Fraction(weight).limit_denominator(10**6)
-    return simple if float(simple) == float(weight) else Fraction(weight)
+    positions = {
+        first: epoch_positions(
+            composition, lengths, batch_size, num_batches, epoch_policy, replacement
+        )
+        for first, composition in stages.items()
+    }
+    if len(set(positions.values())) > 1:
+        batches = {first: -(-number // batch_size) for first, number in positions.items()}
+        raise ValueError(
+            f"all stages must have epochs of one length: with epoch_policy={epoch_policy!r} those "
+            f"from epochs {list(batches)} on have {list(batches.values())} batches; give "
+            f"num_batches (at most {min(batches.values())} where nothing may repeat)"
+        )
+    for composition in stages.values():
+        if composition.asked:
+            check_reached(composition, positions[0], batch_size)
+    return positions[0]
 
 
 def epoch_positions(

@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from nvalchemi.data.batch import Batch
 from nvalchemi.data.datapipes.dataset import check_transforms
 from nvalchemi.data.datapipes.indices import index_list
+from nvalchemi.data.datapipes.loader_order import LoaderOrder, order_of
 
 
 class DataLoader:
@@ -94,7 +95,9 @@ class DataLoader:
         self.batch_transforms: tuple[Any, ...] = check_transforms(
             "batch_transforms", batch_transforms
         )
-        self._skip = 0
+        self._skip: int | None = None  # batches that the next pass leaves out
+        self._pass, self._done = 0, 0  # the number of the last pass, and its batches handed out
+        self._known: tuple[tuple[Any, ...], LoaderOrder] | None = None
         if pin_memory and torch.cuda.is_available():
             dataset.pin_memory = True
 
@@ -112,16 +115,22 @@ class DataLoader:
             return self.batch_sampler
         return BatchSampler(self.sampler, self.batch_size, self.drop_last)
 
+    def _order(self) -> LoaderOrder:
+        """The order of the samplers that are installed at the moment."""
+        installed = (self.batch_sampler, self.sampler, self.batch_size, self.drop_last)
+        if self._known is None or any(a is not b for a, b in zip(installed, self._known[0])):
+            self._known = (installed, order_of(*installed, size=len(self.dataset)))
+            self._done = 0
+        return self._known[1]
+
     def set_epoch(self, epoch: int) -> None:
         """Tell the epoch to the first of batch sampler, its sampler and sampler that asks."""
-        inner: Any = getattr(self.batch_sampler, "sampler", None)
-        for target in (self.batch_sampler, inner, self.sampler):
-            if hasattr(target, "set_epoch"):
-                target.set_epoch(epoch)
-                return
+        self._order().set_epoch(epoch)
 
     def set_epoch_step(self, step: int) -> None:
         """Let the next pass begin at a batch of the epoch; the ones before it are not read.
+
+        With one of our samplers this takes the same time for any step.
 
         Raises
         ------
@@ -130,15 +139,46 @@ class DataLoader:
         """
         self._skip = _integer("step", step, 0)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training loop stands: epoch, samples consumed by all ranks, and which order.
+
+        Batches that were read ahead and not yet handed out do not count. All ranks have the same
+        state; as JSON it has less than 200 bytes.
+        """
+        return self._order().state_dict(self._done, self._skip)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next pass go on where `state_dict` was taken.
+
+        The number of ranks may differ, as long as batch_size times ranks is the same. After the
+        last batch of an epoch the rest of it is empty: `set_epoch` begins the next.
+
+        Raises
+        ------
+        ValueError
+            If the state belongs to another order, or lies inside a step.
+        """
+        self._order().load_state_dict(state)
+        self._skip = None
+
     def index_batches(self) -> Iterator[list[int]]:
         """The batches of one pass as lists of sample numbers, without reading anything."""
-        skip, self._skip = self._skip, 0
-        return map(index_list, islice(iter(self._batches()), skip, None))
+        order, skip, self._skip = self._order(), self._skip, None
+        self._pass, self._done = self._pass + 1, 0
+        return map(index_list, order.begin(skip))
 
     def __iter__(self) -> Iterator[Batch]:
-        return self.read(self.index_batches())
+        batches = self.read(self.index_batches())
+        return self._counted(batches, self._pass)
 
-    def read(self, batches: Iterable[list[int]]) -> Iterator[Batch]:
+    def _counted(self, batches: Generator[Batch, None, None], number: int) -> Iterator[Batch]:
+        with closing(batches):
+            for batch in batches:
+                if number == self._pass:
+                    self._done += 1
+                yield batch
+
+    def read(self, batches: Iterable[list[int]]) -> Generator[Batch, None, None]:
         """Batches of the given sample numbers, read ahead and transformed as in a pass."""
         if self.prefetch_factor and hasattr(self.dataset, "read_windows"):
             read = self._read_ahead(iter(batches))

@@ -12,21 +12,23 @@ and a data set inherits its parent's error in proportion, so by at most
 
 Up to four data sets lie at most two levels deep and stay below one sample, whatever the shares. For
 more, the tree is Huffman's, whose ancestors grow at least like Fibonacci numbers: always below 1.7,
-and `Mixture.max_drift` is the bound of the case at hand.
+and `Mixture.max_drift` is the bound of the case at hand. `Periodic` stays below one sample for any
+number of data sets, from a table; `spread` takes it where that bound is not met and the shares
+repeat within a few thousand positions.
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
-from itertools import combinations, count
-from typing import Protocol, TypeAlias
+import math
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from nvalchemi.data.datapipes.order import MAX_SIZE, Indices
+from nvalchemi.data.datapipes.share_tree import arrange
 
-Tree: TypeAlias = "int | tuple[Tree, Tree]"
-
-TOP = 4  # so many last nodes of Huffman's tree are arranged by trying all 15 trees
+MAX_PERIOD = 2**12
+"""Longest table of a `Periodic`: it takes some milliseconds to make."""
 
 
 class Allocation(Protocol):
@@ -57,39 +59,11 @@ class Mixture:
     """
 
     def __init__(self, shares: Sequence[int]) -> None:
-        self.shares = [int(share) for share in shares]
-        if min(self.shares, default=0) < 0 or not 1 <= sum(self.shares) <= MAX_SIZE:
-            raise ValueError(f"shares must be >= 0 with a sum of 1 to 2^40, got {self.shares}")
-        filled = [j for j, share in enumerate(self.shares) if share > 0]
-        tree = arrange(self.shares, filled)
-        self.max_drift = max(drift_bounds(self.shares, tree).values()) if len(filled) > 1 else 0.0
-        # Children of inner node i; a data set j is written as -1 - j.
-        self._left: list[int] = []
-        self._right: list[int] = []
-        self._share: list[int] = []
-        self._left_share: list[int] = []
-        self._root = self._add(tree)
-        self._arrays = [
-            np.array(column, dtype=np.int64)
-            for column in (self._share, self._left_share, self._left, self._right)
-        ]
-
-    def _add(self, root: Tree) -> int:
-        """Lay the inner nodes out as rows, parents before children; no recursion, for depth."""
-        if isinstance(root, int):
-            return -1 - root
-        weights = tree_weights(self.shares, root)
-        queue: list[tuple[Tree, Tree]] = [root]
-        for left, right in queue:  # grows while it is walked
-            self._share.append(weights[id(left)] + weights[id(right)])
-            self._left_share.append(weights[id(left)])
-            for child, column in ((left, self._left), (right, self._right)):
-                if isinstance(child, int):
-                    column.append(-1 - child)
-                else:
-                    queue.append(child)
-                    column.append(len(queue) - 1)
-        return 0
+        self.shares = check_shares(shares)
+        tree = arrange(self.shares)
+        self.max_drift = tree.max_drift
+        self._root = tree.root
+        self._arrays = (tree.share, tree.left_share, tree.left, tree.right)
 
     def locate(self, positions: Indices) -> tuple[Indices, Indices]:
         node = np.full(positions.shape, self._root, dtype=np.int64)
@@ -107,19 +81,48 @@ class Mixture:
         return -1 - node, draw
 
     def counts(self, positions: int) -> list[int]:
-        out = [0] * len(self.shares)
-        draws = {self._root: int(positions)}
-        if self._root < 0:
-            out[-1 - self._root] = int(positions)
-        for i, (part, whole) in enumerate(zip(self._left_share, self._share)):
-            k = draws[i]
-            passed = (k * part + whole // 2) // whole
-            for child, number in ((self._left[i], passed), (self._right[i], k - passed)):
-                if child < 0:
-                    out[-1 - child] = number
-                else:
-                    draws[child] = number
-        return out
+        out = np.zeros(len(self.shares), dtype=np.int64)
+        share, left_share, left, right = self._arrays
+        node, draws = np.array([self._root]), np.array([positions], dtype=np.int64)
+        while node.size:
+            leaf = node < 0
+            out[-1 - node[leaf]] = draws[leaf]
+            at, k = node[~leaf], draws[~leaf]
+            passed = rounded_share(k, left_share[at], share[at])[0]
+            node = np.concatenate([left[at], right[at]])
+            draws = np.concatenate([passed, k - passed])
+        return out.tolist()
+
+
+class Periodic:
+    """A mixture from a table of one period, within a sample of each share for any data sets.
+
+    The table is Tijdeman's schedule ("The chairman assignment problem", Discrete Mathematics 32,
+    1980): with m data sets and the share w of one, its draw number i may come from position n on
+    where w * n - i >= 1 / (2m - 2), and of those that may the one comes that soonest would lag by
+    more than 1 - 1 / (2m - 2); no data set ever lags or leads by more than that.
+    """
+
+    def __init__(self, shares: Sequence[int]) -> None:
+        self.shares = check_shares(shares)
+        self._shares = np.array(self.shares, dtype=np.int64)
+        self._set = schedule(self._shares)
+        filled = int(np.count_nonzero(self._shares))
+        self.max_drift = 1 - 1 / (2 * filled - 2) if filled > 1 else 0.0
+        by_set = np.argsort(self._set, kind="stable")
+        self._draw = np.empty_like(self._set)
+        first = np.repeat(np.cumsum(self._shares) - self._shares, self._shares)
+        self._draw[by_set] = np.arange(len(self._set)) - first
+
+    def locate(self, positions: Indices) -> tuple[Indices, Indices]:
+        period, place = np.divmod(positions, len(self._set))
+        sets = self._set[place]
+        return sets, period * self._shares[sets] + self._draw[place]
+
+    def counts(self, positions: int) -> list[int]:
+        periods, rest = divmod(positions, len(self._set))
+        begun = np.bincount(self._set[:rest], minlength=len(self._shares))
+        return (periods * self._shares + begun).tolist()
 
 
 class FixedBatches:
@@ -159,67 +162,52 @@ class Contiguous:
 def rounded_share(k: Indices, part: Indices, whole: Indices) -> tuple[Indices, Indices]:
     """floor((k * part + whole // 2) / whole) and its remainder, exact although k * part may wrap.
 
-    A float64 quotient is right to within one; the remainder modulo 2^64 is exact and mends it.
+    Where it wraps, a float64 quotient is right to within one, and the remainder modulo 2^64 is
+    exact and mends it.
     """
+    numerator = k * part + (whole >> 1)
+    if int(k.max(initial=0)) * int(part.max(initial=0)) < 2**62:
+        return np.divmod(numerator, whole)
     quotient = ((k.astype(np.float64) * part + whole // 2) / whole).astype(np.int64)
-    remainder = k * part + whole // 2 - quotient * whole
+    remainder = numerator - quotient * whole
     off = (remainder >= whole).astype(np.int64) - (remainder < 0).astype(np.int64)
     return quotient + off, remainder - off * whole
 
 
-def arrange(shares: Sequence[int], filled: Sequence[int]) -> Tree:
-    """Huffman's tree of the data sets `filled`, its top rearranged for the smallest drift."""
-    number = count()
-    heap: list[tuple[int, int, Tree]] = [(shares[j], next(number), j) for j in filled]
-    heapq.heapify(heap)
-    while len(heap) > TOP:
-        a, b = heapq.heappop(heap), heapq.heappop(heap)
-        heapq.heappush(heap, (a[0] + b[0], next(number), (a[2], b[2])))
-    nodes = [entry[2] for entry in sorted(heap)]
-    if len(nodes) <= 2:
-        return nodes[0] if len(nodes) == 1 else (nodes[0], nodes[1])
-    return min(binary_trees(nodes), key=lambda tree: max(drift_bounds(shares, tree).values()))
+def spread(shares: Sequence[int]) -> Mixture | Periodic:
+    """The mixture of data sets by shares whose drift is below one sample, where there is one.
+
+    A `Mixture`, unless its bound is a sample or more and the shares repeat soon enough for a table.
+    """
+    mixture = Mixture(shares)
+    divisor = math.gcd(*mixture.shares)
+    if mixture.max_drift < 1 or sum(mixture.shares) // divisor > MAX_PERIOD:
+        return mixture
+    return Periodic([share // divisor for share in mixture.shares])
 
 
-def binary_trees(nodes: Sequence[Tree]) -> Iterator[Tree]:
-    """All unordered binary trees over `nodes`."""
-    if len(nodes) == 1:
-        yield nodes[0]
-        return
-    first, rest = nodes[0], range(1, len(nodes))
-    for size in range(len(nodes) - 1):
-        for chosen in combinations(rest, size):
-            others = [nodes[i] for i in rest if i not in chosen]
-            for left in binary_trees([first, *(nodes[i] for i in chosen)]):
-                for right in binary_trees(others):
-                    yield (left, right)
+def schedule(shares: Indices) -> Indices:
+    """Data set of each position of a period, by the rule that `Periodic` states, in integers."""
+    period, slack = int(shares.sum()), max(2 * int(np.count_nonzero(shares)) - 2, 1)
+    sets = np.repeat(np.arange(len(shares)), shares)
+    draw = np.arange(period) - np.repeat(np.cumsum(shares) - shares, shares)
+    scaled = slack * shares[sets]
+    first = -(-period * (1 + draw * slack) // scaled)  # positions counted from 1
+    last = period * (draw * slack + slack - 1) // scaled
+    waiting = np.argsort(first, kind="stable")[::-1].tolist()
+    jobs = list(zip(first.tolist(), last.tolist(), sets.tolist()))
+    ready: list[tuple[int, int]] = []
+    out = np.empty(period, dtype=np.int64)
+    for position in range(1, period + 1):
+        while waiting and jobs[waiting[-1]][0] <= position:
+            _, due, j = jobs[waiting.pop()]
+            heapq.heappush(ready, (due, j))
+        out[position - 1] = heapq.heappop(ready)[1]
+    return out
 
 
-def tree_weights(shares: Sequence[int], root: Tree) -> dict[int, int]:
-    """Share of each node of a tree, by id(node)."""
-    order: list[Tree] = [root]
-    for node in order:  # grows while it is walked
-        if not isinstance(node, int):
-            order.extend(node)
-    weights: dict[int, int] = {}
-    for node in reversed(order):
-        if isinstance(node, int):
-            weights[id(node)] = shares[node]
-        else:
-            weights[id(node)] = weights[id(node[0])] + weights[id(node[1])]
-    return weights
-
-
-def drift_bounds(shares: Sequence[int], root: Tree) -> dict[int, float]:
-    """The bound of the module's docstring for each data set of a tree with two or more."""
-    weights = tree_weights(shares, root)
-    bounds: dict[int, float] = {}
-    stack: list[tuple[Tree, float]] = [(root, 0.0)]  # sum over ancestors of 1 / share
-    while stack:
-        node, inverse = stack.pop()
-        if isinstance(node, int):
-            bounds[node] = (1 + shares[node] * inverse) / 2
-        else:
-            below = 0.0 if node is root else inverse + 1 / weights[id(node)]
-            stack.extend((child, below) for child in node)
-    return bounds
+def check_shares(shares: Sequence[int]) -> list[int]:
+    checked = [int(share) for share in shares]
+    if min(checked, default=0) < 0 or not 1 <= sum(checked) <= MAX_SIZE:
+        raise ValueError(f"shares must be >= 0 with a sum of 1 to 2^40, got {checked}")
+    return checked

@@ -1,34 +1,37 @@
 """Samplers whose start, seek and memory do not grow with the data or the number of ranks."""
 
 import math
-from collections.abc import Iterator, Sequence, Sized
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
 import torch
 
 from nvalchemi.data.datapipes.allocation import (
-    check_integer,
+    Stages,
+    Weights,
     check_no_repeat,
     check_policy,
     check_reached,
-    choose_composition,
+    choose_compositions,
     dataset_lengths,
-    epoch_positions,
+    stage_at,
+    staged_positions,
     warn_of_left_over,
 )
+from nvalchemi.data.datapipes.epoch_sampler import EpochSampler
 from nvalchemi.data.datapipes.mixture import Allocation, Contiguous, FixedBatches
-from nvalchemi.data.datapipes.order import (
-    MAX_SIZE,
-    CyclicOrder,
-    IndependentDraws,
-    Indices,
-    Order,
-    PassOrder,
-    derive_key,
-)
-from nvalchemi.data.datapipes.sharded import Orders, Sequenced, ShardedSampler
+from nvalchemi.data.datapipes.order import Indices, derive_key
+from nvalchemi.data.datapipes.sequence import EpochOrder, choose_drawing
+from nvalchemi.data.datapipes.sharded import ShardedSampler
+from nvalchemi.data.datapipes.weights import check_integer
+
+__all__ = [
+    "DistributedSamplerProtocol",
+    "EpochPolicy",
+    "EpochSampler",
+    "MultiDatasetBatchSampler",
+    "MultiDatasetSampler",
+]
 
 EpochPolicy: TypeAlias = Literal["dataset_size", "min_size", "max_size"]
 
@@ -61,8 +64,13 @@ class MultiDatasetBatchSampler(ShardedSampler[list[int]]):
         lengths before it.
     batch_size : int
         Samples in a batch of one rank.
-    weights : sequence of float, optional
-        Shares of the data sets, at any position exact to about a sample.
+    weights : sequence of float, or {int: sequence of float}, optional
+        Shares of the data sets, at any position exact to about a sample. A mapping has stages, by
+        the epoch from which each holds: ``{0: [1, 0], 5: [1, 1]}``. All stages must have epochs of
+        one length; `set_epoch` chooses.
+    temperature : float, optional
+        Weights in proportion to size^(1 / temperature), instead of `weights`: 1 keeps the sizes,
+        more brings small data sets closer to large ones, math.inf makes all equal.
     samples_per_dataset : sequence, optional
         All integers: exact counts in each batch, with the sum `batch_size`. Any float: ratios, as
         `weights`.
@@ -79,6 +87,12 @@ class MultiDatasetBatchSampler(ShardedSampler[list[int]]):
     shuffle : bool
         Otherwise each data set is read in order, and where every batch has the same counts its
         samples come data set after data set.
+    locality : int
+        0 shuffles globally. Otherwise each data set is shuffled in windows of so many chunks, which
+        are read once, one window after the other; every rank reads all of them.
+        `locality.measured_price` says what that does to batches.
+    chunk_size : int or sequence of int, optional
+        Consecutive samples that are read together, of all data sets or of each; for `locality`.
     generator : torch.Generator, optional
         Draws the seed, once, at construction; it must stand at the same state on all ranks.
     num_replicas, rank : int, optional
@@ -95,9 +109,9 @@ class MultiDatasetBatchSampler(ShardedSampler[list[int]]):
     ----------
     lengths : list of int
     samples_per_dataset : list
-        Samples of each data set in a batch; floats (means) where batches differ.
+        Samples of each data set in a batch of this epoch; floats (means) where batches differ.
     draws_per_dataset : list of int
-        Samples of each data set in an epoch, over all ranks, before padding or truncation.
+        Samples of each data set in this epoch, over all ranks, before padding or truncation.
     num_batches : int
         Batches of an epoch, over all ranks, before padding or truncation.
 
@@ -112,12 +126,15 @@ class MultiDatasetBatchSampler(ShardedSampler[list[int]]):
         dataset: Any,
         *,
         batch_size: int,
-        weights: Sequence[float] | None = None,
+        weights: Weights | None = None,
+        temperature: float | None = None,
         samples_per_dataset: Sequence[float] | None = None,
         num_batches: int | None = None,
         epoch_policy: EpochPolicy = "dataset_size",
         replacement: bool | None = None,
         shuffle: bool = True,
+        locality: int = 0,
+        chunk_size: int | Sequence[int] | None = None,
         generator: torch.Generator | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
@@ -132,14 +149,19 @@ class MultiDatasetBatchSampler(ShardedSampler[list[int]]):
         self.replacement, self.shuffle = replacement, shuffle
         if num_batches is not None:
             num_batches = check_integer("num_batches", num_batches, 1)
-        composition = choose_composition(
-            self.lengths, weights, samples_per_dataset, self.batch_size
+        self._drawing = choose_drawing(
+            self.lengths,
+            shuffle=shuffle,
+            replacement=replacement,
+            locality=locality,
+            chunk_size=chunk_size,
         )
-        positions = epoch_positions(
-            composition, self.lengths, self.batch_size, num_batches, epoch_policy, replacement
+        self._stages = choose_compositions(
+            self.lengths, weights, temperature, samples_per_dataset, self.batch_size
         )
-        if composition.asked:
-            check_reached(composition, positions, self.batch_size)
+        positions = staged_positions(
+            self._stages, self.lengths, self.batch_size, num_batches, epoch_policy, replacement
+        )
         super().__init__(
             unit=self.batch_size,
             positions=positions,
@@ -151,15 +173,19 @@ class MultiDatasetBatchSampler(ShardedSampler[list[int]]):
             drop_last=drop_last,
         )
         self.num_batches = self.num_units
-        self.samples_per_dataset = composition.per_batch(self.batch_size)
-        self._shares, self._allocation = composition.shares, composition.allocation
-        if not shuffle and positions % self.batch_size == 0:
-            if all(isinstance(number, int) for number in self.samples_per_dataset):
-                self._allocation = FixedBatches([int(n) for n in self.samples_per_dataset])
-        self._offsets = np.cumsum([0, *self.lengths[:-1]])
-        self.draws_per_dataset = composition.allocation.counts(self._positions)
+        self._whole = positions % self.batch_size == 0
         if replacement is False and num_batches is None and epoch_policy == "dataset_size":
-            warn_of_left_over(self.lengths, self.draws_per_dataset, composition)
+            for composition in self._stages.values():
+                draws = composition.allocation.counts(self._positions)
+                warn_of_left_over(self.lengths, draws, composition)
+
+    @property
+    def samples_per_dataset(self) -> list[int] | list[float]:
+        return stage_at(self._stages, self.epoch).per_batch(self.batch_size)
+
+    @property
+    def draws_per_dataset(self) -> list[int]:
+        return stage_at(self._stages, self.epoch).allocation.counts(self._positions)
 
     @classmethod
     def balanced(
@@ -171,6 +197,8 @@ class MultiDatasetBatchSampler(ShardedSampler[list[int]]):
         epoch_policy: EpochPolicy = "dataset_size",
         replacement: bool | None = None,
         shuffle: bool = True,
+        locality: int = 0,
+        chunk_size: int | Sequence[int] | None = None,
         generator: torch.Generator | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
@@ -187,6 +215,8 @@ class MultiDatasetBatchSampler(ShardedSampler[list[int]]):
             epoch_policy=epoch_policy,
             replacement=replacement,
             shuffle=shuffle,
+            locality=locality,
+            chunk_size=chunk_size,
             generator=generator,
             num_replicas=num_replicas,
             rank=rank,
@@ -195,15 +225,16 @@ class MultiDatasetBatchSampler(ShardedSampler[list[int]]):
             drop_last=drop_last,
         )
 
-    def _sequence(self, epoch: int) -> Sequenced:
-        orders = make_orders(self.lengths, self.seed, epoch, self.shuffle, self.replacement)
-        return Sequenced(self._allocation, orders, self._offsets)
+    def _sequence(self, epoch: int) -> EpochOrder:
+        composition = stage_at(self._stages, epoch)
+        per_batch = composition.per_batch(self.batch_size)
+        allocation: Allocation = composition.allocation
+        if not self.shuffle and self._whole and all(isinstance(n, int) for n in per_batch):
+            allocation = FixedBatches([int(n) for n in per_batch])
+        return EpochOrder(self._drawing, derive_key(self.seed, epoch), allocation)
 
     def _signature(self) -> str:
-        divisor = math.gcd(*self._shares)
-        shares = [share // divisor for share in self._shares]
-        drawn = "replacement" if self.replacement else "passes"
-        return f"{self.lengths} {shares} {drawn} shuffle={self.shuffle}"
+        return f"{self._drawing} {describe(self._stages)}"
 
     def _emit(self, rows: Indices) -> Iterator[list[int]]:
         return emit_batches(rows)
@@ -217,13 +248,16 @@ class MultiDatasetSampler(ShardedSampler[int]):
 
     Parameters
     ----------
-    weights : sequence of float, optional
-        Shares of the data sets; default their lengths, and then every sample comes once an epoch.
+    weights, temperature
+        As in `MultiDatasetBatchSampler`; by default the shares are the lengths, and then every
+        sample comes once an epoch.
     num_samples : int, optional
         Samples of an epoch over all ranks; default all.
     replacement : bool, optional
         As in `MultiDatasetBatchSampler`.
-    dataset, shuffle, generator, num_replicas, rank, distributed_manager, seed, drop_last
+    dataset, shuffle, locality, chunk_size, generator
+        As in `MultiDatasetBatchSampler`.
+    num_replicas, rank, distributed_manager, seed, drop_last
         As in `MultiDatasetBatchSampler`, with samples for batches.
 
     Attributes
@@ -237,10 +271,13 @@ class MultiDatasetSampler(ShardedSampler[int]):
         self,
         dataset: Any,
         *,
-        weights: Sequence[float] | None = None,
+        weights: Weights | None = None,
+        temperature: float | None = None,
         num_samples: int | None = None,
         replacement: bool | None = None,
         shuffle: bool = True,
+        locality: int = 0,
+        chunk_size: int | Sequence[int] | None = None,
         generator: torch.Generator | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
@@ -253,17 +290,20 @@ class MultiDatasetSampler(ShardedSampler[int]):
         self.num_samples = sum(self.lengths)
         if num_samples is not None:
             self.num_samples = check_integer("num_samples", num_samples, 1)
-        composition = choose_composition(self.lengths, weights, None, 1)
-        if composition.asked:
-            check_reached(composition, self.num_samples, 1, "num_samples")
-        self.draws_per_dataset = composition.allocation.counts(self.num_samples)
-        if replacement is False:
-            check_no_repeat(self.lengths, self.draws_per_dataset)
-        self._allocation: Allocation = (
-            composition.allocation if shuffle else Contiguous(self.draws_per_dataset)
+        self._drawing = choose_drawing(
+            self.lengths,
+            shuffle=shuffle,
+            replacement=replacement,
+            locality=locality,
+            chunk_size=chunk_size,
         )
-        self._shares = composition.shares
-        self._offsets = np.cumsum([0, *self.lengths[:-1]])
+        self._stages = choose_compositions(self.lengths, weights, temperature, None, 1)
+        for composition in self._stages.values():
+            if composition.asked:
+                check_reached(composition, self.num_samples, 1, "num_samples")
+            if replacement is False:
+                draws = composition.allocation.counts(self.num_samples)
+                check_no_repeat(self.lengths, draws)
         super().__init__(
             unit=1,
             positions=self.num_samples,
@@ -275,99 +315,22 @@ class MultiDatasetSampler(ShardedSampler[int]):
             drop_last=drop_last,
         )
 
-    def _sequence(self, epoch: int) -> Sequenced:
-        orders = make_orders(self.lengths, self.seed, epoch, self.shuffle, self.replacement)
-        return Sequenced(self._allocation, orders, self._offsets)
+    @property
+    def draws_per_dataset(self) -> list[int]:
+        return stage_at(self._stages, self.epoch).allocation.counts(self.num_samples)
+
+    def _sequence(self, epoch: int) -> EpochOrder:
+        allocation: Allocation = stage_at(self._stages, epoch).allocation
+        if not self.shuffle:
+            allocation = Contiguous(allocation.counts(self.num_samples))
+        return EpochOrder(self._drawing, derive_key(self.seed, epoch), allocation)
 
     def _signature(self) -> str:
-        drawn = "replacement" if self.replacement else "passes"
         size = "" if self.shuffle else f" of {self.num_samples}"
-        return f"{self.lengths} {self._shares}{size} {drawn} shuffle={self.shuffle}"
+        return f"{self._drawing} {describe(self._stages)}{size}"
 
     def _emit(self, rows: Indices) -> Iterator[int]:
         return iter(rows[:, 0].tolist())
-
-
-class EpochSampler(ShardedSampler[int]):
-    """Every sample of one data set once an epoch, dealt to ranks, without a list of the data set.
-
-    A replacement for torch's DistributedSampler, also as ``DDPHook(sampler_cls=EpochSampler)``: the
-    first sample of 1e8 comes within a millisecond, and the samples of a step do not depend on the
-    number of ranks that share a global batch.
-
-    Parameters
-    ----------
-    dataset : sized
-        One data set.
-    num_replicas, rank : int, optional
-        Default 1 and 0.
-    shuffle : bool
-        Whether the order is drawn anew from (seed, epoch), or is that of the data set.
-    seed : int
-    drop_last : bool
-        False: the first samples come again at the end until all ranks have the same number. True:
-        samples that do not fill a step of all ranks are left out.
-
-    Attributes
-    ----------
-    num_samples, total_size : int
-        Samples of this rank and of all ranks, with the padding.
-    """
-
-    def __init__(
-        self,
-        dataset: Sized,
-        *,
-        num_replicas: int | None = None,
-        rank: int | None = None,
-        shuffle: bool = True,
-        seed: int = 0,
-        drop_last: bool = False,
-    ) -> None:
-        if not hasattr(dataset, "__len__"):
-            raise TypeError(f"dataset must have a length, got {type(dataset).__name__}")
-        self.length = len(dataset)
-        if not 1 <= self.length <= MAX_SIZE:
-            raise ValueError(f"dataset must hold 1 to 2^40 samples, got {self.length}")
-        self.shuffle = shuffle
-        super().__init__(
-            unit=1,
-            positions=self.length,
-            num_replicas=num_replicas,
-            rank=rank,
-            distributed_manager=None,
-            seed=seed,
-            generator=None,
-            drop_last=drop_last,
-        )
-        self.num_samples = len(self)
-        self.total_size = self.num_samples * self.num_replicas
-
-    def _sequence(self, epoch: int) -> Sequenced:
-        orders = make_orders([self.length], self.seed, epoch, self.shuffle, None)
-        return Sequenced(None, orders, np.zeros(1, dtype=np.int64))
-
-    def _signature(self) -> str:
-        return f"{self.length} shuffle={self.shuffle}"
-
-    def _emit(self, rows: Indices) -> Iterator[int]:
-        return iter(rows[:, 0].tolist())
-
-
-def make_orders(
-    lengths: list[int], seed: int, epoch: int, shuffle: bool, replacement: bool | None
-) -> Orders:
-    return Orders(partial(make_order, lengths, seed, epoch, shuffle, replacement))
-
-
-def make_order(
-    lengths: list[int], seed: int, epoch: int, shuffle: bool, replacement: bool | None, j: int
-) -> Order:
-    """The order of data set j in an epoch."""
-    if not shuffle:
-        return CyclicOrder(lengths[j])
-    key = derive_key(seed, j, epoch)
-    return IndependentDraws(lengths[j], key) if replacement else PassOrder(lengths[j], key)
 
 
 def emit_batches(rows: Indices) -> Iterator[list[int]]:
@@ -375,3 +338,12 @@ def emit_batches(rows: Indices) -> Iterator[list[int]]:
     short = (rows[:, -1] < 0).tolist()
     for batch, is_short in zip(rows.tolist(), short):
         yield [index for index in batch if index >= 0] if is_short else batch
+
+
+def describe(stages: Stages) -> str:
+    """Shares by first epoch, without a common factor, which the order does not depend on."""
+    parts = []
+    for first, composition in stages.items():
+        divisor = math.gcd(*composition.shares)
+        parts.append(f"{first}: {[share // divisor for share in composition.shares]}")
+    return ", ".join(parts)

@@ -2,58 +2,25 @@
 
 An epoch is a sequence of `num_units` units (batches of `unit` samples, or single samples) over
 positions 0, 1, 2, ... with no reference to ranks. At step t rank r of R takes unit t * R + r, so
-the samples of a step are the same for every R with the same R * unit. Only a rank's own units are
-ever computed, a block of steps at a time.
+the samples of a step are the same for every R with the same R * unit; a sampler may deal the
+samples of a step out in another way (`_deal`). A block of steps is computed at a time.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch.utils.data import Sampler
 
-from nvalchemi.data.datapipes.allocation import check_integer
-from nvalchemi.data.datapipes.mixture import Allocation
-from nvalchemi.data.datapipes.order import Indices, Order, derive_key
+from nvalchemi.data.datapipes.order import Indices, derive_key
+from nvalchemi.data.datapipes.sequence import EpochOrder
+from nvalchemi.data.datapipes.weights import check_integer
 
 T = TypeVar("T", int, list[int])
 
 FIRST_BLOCK = 512  # samples computed for the first block, so that the first batch is quick
 BLOCK = 16384  # and at most so many for the blocks to which it grows
-
-
-class Sequenced:
-    """The global order of one epoch: position -> sample index."""
-
-    def __init__(self, allocation: Allocation | None, orders: "Orders", offsets: Indices) -> None:
-        self._allocation = allocation
-        self._orders = orders
-        self._offsets = offsets
-
-    def __call__(self, positions: Indices) -> Indices:
-        if self._allocation is None:
-            return self._orders[0](positions)
-        sets, draws = self._allocation.locate(positions)
-        # numpy sorts 16-bit integers by radix, several times as fast
-        narrow = sets.astype(np.uint16) if len(self._offsets) <= 2**16 else sets
-        by_set = np.argsort(narrow, kind="stable")
-        present, start = np.unique(sets[by_set], return_index=True)
-        out = np.empty(positions.shape, dtype=np.int64)
-        for j, rows in zip(present.tolist(), np.split(by_set, start[1:])):
-            out[rows] = self._orders[j](draws[rows]) + self._offsets[j]
-        return out
-
-
-class Orders(dict[int, Order]):
-    """Orders of the data sets, made when they are first drawn from."""
-
-    def __init__(self, make: Callable[[int], Order]) -> None:
-        self._make = make
-
-    def __missing__(self, j: int) -> Order:
-        self[j] = self._make(j)
-        return self[j]
 
 
 class ShardedSampler(Sampler[T], Generic[T]):
@@ -87,12 +54,13 @@ class ShardedSampler(Sampler[T], Generic[T]):
         self.drop_last = bool(drop_last)
         self.epoch = 0
         self._unit = unit
+        self._computed = unit  # samples computed for a step
         self.num_units = positions // unit if drop_last else -(-positions // unit)
         self._positions = min(positions, self.num_units * unit)
         self._position = 0  # where the iterator stands
         self._next_start: int | None = None  # where the next one begins, if not at 0
         self._running = 0
-        self._order: tuple[int, int, Sequenced] | None = None
+        self._order: tuple[int, int, EpochOrder] | None = None
         if len(self) == 0:
             raise ValueError(
                 f"every rank must have a step: {self.num_units} "
@@ -101,7 +69,7 @@ class ShardedSampler(Sampler[T], Generic[T]):
                 "drop_last=False"
             )
 
-    def _sequence(self, epoch: int) -> Sequenced:
+    def _sequence(self, epoch: int) -> EpochOrder:
         """The order of an epoch."""
         raise NotImplementedError
 
@@ -141,8 +109,13 @@ class ShardedSampler(Sampler[T], Generic[T]):
         int64 array, shape (len(steps), len(ranks), batch_size or 1)
             -1 where a last batch is short.
         """
-        units = np.asarray(steps, dtype=np.int64)[:, None] * self.num_replicas + np.asarray(ranks)
-        return self._units(units, self.epoch if epoch is None else epoch)
+        first_units = np.asarray(steps, dtype=np.int64) * self.num_replicas
+        epoch = self.epoch if epoch is None else epoch
+        return self._deal(first_units, np.asarray(ranks, dtype=np.int64), epoch)
+
+    def _deal(self, first_units: Indices, ranks: Indices, epoch: int) -> Indices:
+        """Samples that ranks get at steps, each given by its first unit: (steps, ranks, unit)."""
+        return self._units(first_units[:, None] + ranks, epoch)
 
     def _units(self, units: Indices, epoch: int) -> Indices:
         """Samples of units, shape units.shape + (unit,); past the end the first ones again."""
@@ -160,17 +133,17 @@ class ShardedSampler(Sampler[T], Generic[T]):
 
     def _run(self, first_unit: int, epoch: int, running: int) -> Iterator[T]:
         steps = self._steps_from(first_unit)
-        step, block = 0, max(1, FIRST_BLOCK // self._unit)
+        own = np.array([self.rank])
+        step, block = 0, max(1, FIRST_BLOCK // self._computed)
         while step < steps:
             numbers = np.arange(step, min(step + block, steps))
-            rows = self._units(first_unit + numbers * self.num_replicas + self.rank, epoch)
-            for batch in self._emit(rows):
+            rows = self._deal(first_unit + numbers * self.num_replicas, own, epoch)
+            for batch in self._emit(rows[:, 0]):
                 step += 1
                 if self._running == running:
-                    done = (first_unit + step * self.num_replicas) * self._unit
-                    self._position = min(done, self._positions)
+                    self._position = self.position_after(first_unit * self._unit, step)
                 yield batch
-            block = max(1, min(4 * block, BLOCK // self._unit))
+            block = max(1, min(4 * block, BLOCK // self._computed))
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass. A new epoch begins at its first step."""
@@ -202,12 +175,29 @@ class ShardedSampler(Sampler[T], Generic[T]):
             )
         self._position = self._next_start = position
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where the order stands: seed, epoch, samples consumed by all ranks, and its signature."""
+    @property
+    def next_position(self) -> int | None:
+        """Where the next pass begins, if it was set and the pass has not begun."""
+        return self._next_start
+
+    def position_after(self, position: int, steps: int) -> int:
+        """Position of all ranks when each has taken `steps` steps of a pass begun at `position`."""
+        first_unit = -(-position // self._unit)
+        return min((first_unit + steps * self.num_replicas) * self._unit, self._positions)
+
+    def state_dict(self, position: int | None = None) -> dict[str, Any]:
+        """Where the order stands: seed, epoch, samples consumed by all ranks, and its signature.
+
+        Parameters
+        ----------
+        position : int, optional
+            Samples consumed, if not those of the batches that the sampler has given out: what reads
+            ahead of the training loop knows better.
+        """
         return {
             "seed": self.seed,
             "epoch": self.epoch,
-            "position": self._position,
+            "position": self._position if position is None else position,
             "order": self._order_hash(),
         }
 
@@ -225,7 +215,8 @@ class ShardedSampler(Sampler[T], Generic[T]):
         if state["order"] != self._order_hash():
             raise ValueError(
                 "the state belongs to another order: lengths, weights, samples_per_dataset ratios, "
-                f"replacement and shuffle must be the same; this sampler has {self._signature()}"
+                "replacement, shuffle and locality must be the same; this sampler has "
+                f"{self._signature()[:300]}"
             )
         seed = check_integer("seed", state["seed"])
         epoch = check_integer("epoch", state["epoch"], 0)
