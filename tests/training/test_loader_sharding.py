@@ -1,5 +1,7 @@
 """Which sampler a rank's loader gets: installed, kept, dealt out or refused, and put back."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.utils.data import (
@@ -16,6 +18,8 @@ from torch.utils.data import (
 
 from nvalchemi.data import AtomicData, Batch
 from nvalchemi.data.datapipes import (
+    BalancedBatchSampler,
+    BudgetBatchSampler,
     DataLoader,
     EpochSampler,
     InMemoryDataset,
@@ -184,6 +188,41 @@ def test_a_class_that_makes_batches_is_installed_as_such():
     )
     assert type(loader.batch_sampler) is MultiDatasetBatchSampler
     assert loader.batch_sampler.batch_size == 3
+
+
+@pytest.mark.parametrize("make", [lambda: dataset(12), lambda: multi(8, 4)])
+def test_ranks_with_even_cost_are_installed_by_name(make):
+    loader, _ = shard_loader(
+        DataLoader(make(), batch_size=3, shuffle=True, drop_last=True),
+        place(1, sampler_cls=BalancedBatchSampler, cost=(1.0, 2.0, 0.0), seed=4),
+    )
+    sampler = loader.batch_sampler
+    assert type(sampler) is BalancedBatchSampler
+    assert (sampler.num_replicas, sampler.rank, sampler.batch_size) == (2, 1, 3)
+    assert (sampler.shuffle, sampler.seed, sampler.drop_last) == (True, 4, True)
+    seen = of_all_ranks(lambda: DataLoader(make(), batch_size=3), sampler_cls=BalancedBatchSampler)
+    assert sorted(seen) == list(range(12))
+
+
+@pytest.mark.parametrize("wrap", [lambda cls: cls, lambda cls: partial(cls, max_atoms=3)])
+def test_batches_up_to_a_budget_are_batches_although_they_have_no_batch_size(wrap):
+    for make in (
+        lambda: DataLoader(multi(8, 4), shuffle=True),
+        lambda: torch.utils.data.DataLoader(dataset(12), shuffle=True),
+    ):
+        loader, _ = shard_loader(
+            make(), place(1, sampler_cls=wrap(BudgetBatchSampler), max_atoms=3)
+        )
+        sampler = loader.batch_sampler
+        assert type(sampler) is BudgetBatchSampler
+        assert (sampler.num_replicas, sampler.rank, sampler.shuffle) == (2, 1, True)
+        assert [len(batch) for batch in indices(loader)] == [3, 3]
+
+
+def test_a_batch_size_beside_a_budget_is_said_to_have_no_effect():
+    loader = DataLoader(dataset(12), batch_size=4)
+    with pytest.warns(UserWarning, match="batch_size=4 of the loader has no effect"):
+        shard_loader(loader, place(sampler_cls=BudgetBatchSampler, max_atoms=3))
 
 
 def test_our_own_order_serves_a_single_dataset():

@@ -4,8 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nvalchemi.data.datapipes.balanced import BalancedBatchSampler
+    from nvalchemi.data.datapipes.budget import BudgetBatchSampler
     from nvalchemi.data.datapipes.dataloader import DataLoader
     from nvalchemi.data.datapipes.dataset import BatchDatasetProtocol, Dataset
+    from nvalchemi.data.datapipes.exact import ExactEvalSampler
     from nvalchemi.data.datapipes.in_memory_dataset import InMemoryDataset
     from nvalchemi.data.datapipes.multidataset import MultiDataset
     from nvalchemi.data.datapipes.reader import Reader, ReaderProtocol
@@ -26,11 +29,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "AtomicDataZarrReader": "zarr_store",
     "AtomicDataZarrWriter": "zarr_store",
+    "BalancedBatchSampler": "balanced",
     "BatchDatasetProtocol": "dataset",
+    "BudgetBatchSampler": "budget",
     "DataLoader": "dataloader",
     "Dataset": "dataset",
     "DistributedSamplerProtocol": "samplers",
     "EpochSampler": "samplers",
+    "ExactEvalSampler": "exact",
     "InMemoryDataset": "in_memory_dataset",
     "MultiDataset": "multidataset",
     "MultiDatasetBatchSampler": "samplers",

@@ -8,7 +8,9 @@ import torch
 from nvalchemi.data.atomic_data import AtomicData
 from nvalchemi.data.batch import Batch
 from nvalchemi.data.datapipes.indices import flat_indices, normalise_index
+from nvalchemi.data.datapipes.order import Indices
 from nvalchemi.data.datapipes.prefetch import Prefetch
+from nvalchemi.data.datapipes.sample_sizes import reader_sizes
 
 SampleTransform = Callable[[AtomicData, dict[str, Any]], tuple[AtomicData, dict[str, Any]]]
 
@@ -221,6 +223,16 @@ class Dataset(Prefetch):
             return int(atoms), int(edges)
         data, _ = self[index]
         return data.num_nodes, data.num_edges
+
+    def sizes(self) -> tuple[Indices, Indices]:
+        """Atoms and edges of every sample, int64 [len] each; nothing is read.
+
+        Raises
+        ------
+        TypeError
+            If the reader keeps no table of them.
+        """
+        return reader_sizes(self.reader)
 
     @property
     def pin_memory(self) -> bool:

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from nvalchemi.data.atomic_data import AtomicData
 from nvalchemi.data.batch import Batch
 from nvalchemi.data.datapipes.dataset import Dataset, check_transforms, resolve_device
 from nvalchemi.data.datapipes.indices import flat_indices, normalise_index
+from nvalchemi.data.datapipes.order import Indices
 from nvalchemi.data.datapipes.prefetch import Prefetch
 
 BatchTransform = Callable[[Batch], Batch]
@@ -106,6 +108,12 @@ class InMemoryDataset(Prefetch):
         """Atoms and edges of one sample."""
         index = normalise_index(index, len(self))
         return self.batch.num_nodes_list[index], self.batch.num_edges_list[index]
+
+    def sizes(self) -> tuple[Indices, Indices]:
+        """Atoms and edges of every sample, int64 [len] each."""
+        counts = (self.batch.num_nodes_per_graph, self.batch.num_edges_per_graph)
+        atoms, edges = (count.cpu().numpy().astype(np.int64) for count in counts)
+        return atoms, edges
 
     @property
     def pin_memory(self) -> bool:

@@ -10,7 +10,9 @@ from nvalchemi.data.atomic_data import AtomicData
 from nvalchemi.data.batch import Batch
 from nvalchemi.data.datapipes.dataset import BatchDatasetProtocol
 from nvalchemi.data.datapipes.indices import flat_indices, normalise_index
+from nvalchemi.data.datapipes.order import Indices
 from nvalchemi.data.datapipes.prefetch import Prefetch
+from nvalchemi.data.datapipes.sample_sizes import dataset_sizes
 from nvalchemi.data.join import Template
 
 DATASET_INDEX_METADATA_KEY = "dataset_index"
@@ -161,6 +163,18 @@ class MultiDataset(Prefetch):
         dataset, local = self.to_local_index(index)
         atoms, edges = self.datasets[dataset].get_metadata(local)
         return int(atoms), int(edges)
+
+    def sizes(self) -> tuple[Indices, Indices]:
+        """Atoms and edges of every sample, int64 [len] each, data set after data set.
+
+        Raises
+        ------
+        TypeError
+            If a data set does not know them without reading its samples.
+        """
+        parts = [dataset_sizes(dataset) for dataset in self.datasets]
+        atoms, edges = (np.concatenate(column) for column in zip(*parts))
+        return atoms, edges
 
     @property
     def pin_memory(self) -> bool:

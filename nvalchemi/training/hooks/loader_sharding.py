@@ -9,6 +9,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch.utils.data import (
@@ -189,7 +190,7 @@ def _build(sampler_cls: Callable[..., Any], loader: Any, place: Place) -> Any:
         "seed": 0,
         "drop_last": _drop_last(loader),
     }
-    if _makes_batches(sampler_cls):
+    if makes_batches(sampler_cls):
         defaults["batch_size"] = loader.batch_size
     arguments = sampler_arguments(sampler_cls, defaults, place.sampler_kwargs)
     name = getattr(sampler_cls, "__name__", repr(sampler_cls))
@@ -210,6 +211,13 @@ def _build(sampler_cls: Callable[..., Any], loader: Any, place: Place) -> Any:
             stacklevel=2,
         )
     sampler = sampler_cls(loader.dataset, **arguments)
+    if getattr(sampler, "yields_batches", False) and (loader.batch_size or 1) > 1:
+        warnings.warn(
+            f"batch_size={loader.batch_size} of the loader has no effect: {name} makes batches of "
+            "its own size; leave batch_size out",
+            UserWarning,
+            stacklevel=2,
+        )
     if isinstance(sampler, DistributedSamplerProtocol):
         _check_built_for(sampler, place, f"what {name} returned")
     return sampler
@@ -220,7 +228,12 @@ def _drop_last(loader: Any) -> bool:
     return bool(getattr(batch_sampler, "drop_last", getattr(loader, "drop_last", False)))
 
 
-def _makes_batches(sampler_cls: Callable[..., Any]) -> bool:
+def makes_batches(sampler_cls: Callable[..., Any]) -> bool:
+    """Whether what this class or factory builds yields batches: it says so, or has a batch_size."""
+    while isinstance(sampler_cls, partial):
+        sampler_cls = sampler_cls.func
+    if getattr(sampler_cls, "yields_batches", False):
+        return True
     try:
         return "batch_size" in inspect.signature(sampler_cls).parameters
     except (TypeError, ValueError):
@@ -264,7 +277,7 @@ def _install(loader: DataLoader, place: Place) -> tuple[DataLoader, Callable[[],
         new = _build(MultiDatasetBatchSampler, loader, place)
     else:
         new = _build(place.sampler_cls, loader, place)
-    if not _makes_batches(place.sampler_cls) and not isinstance(new, MultiDatasetBatchSampler):
+    if not makes_batches(place.sampler_cls) and not isinstance(new, MultiDatasetBatchSampler):
         new = BatchSampler(new, loader.batch_size, drop_last)
     loader.sampler, loader.batch_sampler = None, new
     return loader, undo
@@ -282,7 +295,7 @@ def _rebuild(loader: Any, place: Place) -> Any:
     if loader.num_workers > 0:
         options["prefetch_factor"] = loader.prefetch_factor
     sampler = _own_order(loader, place) or _build(place.sampler_cls, loader, place)
-    if _makes_batches(place.sampler_cls):
+    if makes_batches(place.sampler_cls):
         options["batch_sampler"] = sampler
     else:
         options.update(batch_size=loader.batch_size, sampler=sampler, drop_last=_drop_last(loader))
