@@ -1,6 +1,7 @@
 """Training on two real ranks: exact, checked, and failing together."""
 
 import time
+import warnings
 from itertools import chain
 
 import pytest
@@ -282,6 +283,37 @@ def test_faults_are_told_to_all_ranks_and_none_waits():
         for name, sentences in expected.items():
             _, text, _ = told[rank][name]
             assert sentences[rank] in text, (name, rank, text)
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Structures of this rank; rank 0 has two batches more, and nobody knows the length."""
+
+    def __init__(self, rank, world_size):
+        self.num_replicas, self.rank = world_size, rank
+        self.batches = list(DataLoader(InMemoryDataset(structures(12, seed=rank)), batch_size=2))
+
+    def __iter__(self):
+        return iter(self.batches[: 6 - 2 * self.rank])
+
+
+def train_on_a_stream() -> tuple[int, int, list[str]]:
+    DistributedManager.initialize()
+    manager = DistributedManager()
+    loader = torch.utils.data.DataLoader(Stream(manager.rank, manager.world_size), batch_size=None)
+    training = strategy(
+        model(), [DDPHook()], distributed_manager=manager, num_epochs=None, num_steps=10
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        training.run(loader)
+    said = [str(w.message) for w in caught if "more batches" in str(w.message)]
+    return training.step_count, training.epoch_count, said
+
+
+def test_ranks_whose_streams_end_apart_end_their_passes_together():
+    results = launch(train_on_a_stream, nprocs=2, timeout=120)
+    assert [result[:2] for result in results] == [(10, 2), (10, 2)]  # passes of 4, 4 and 2 steps
+    assert "ends after 4 steps on all" in results[0][2][0] and not results[1][2]
 
 
 def test_more_ranks_than_communication_is_an_error(monkeypatch):

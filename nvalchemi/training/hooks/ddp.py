@@ -22,6 +22,7 @@ from nvalchemi.distributed.collectives import (
     init_distributed,
     is_distributed_initialized,
 )
+from nvalchemi.training.hooks.even_steps import EvenSteps
 from nvalchemi.training.hooks.loader_sharding import Place, shard_loader
 from nvalchemi.training.hooks.replicas import check_replicas
 from nvalchemi.training.modes import unwrap_model
@@ -221,7 +222,8 @@ class DDPHook(BaseModel):
                 warnings.simplefilter("ignore", UserWarning)
             prepared, undo = shard_loader(loader, place)
         self._undo.append(undo)
-        return prepared
+        # lengths that nobody knows can not be compared at the start, so ends are at run time
+        return EvenSteps(prepared) if _length(prepared) is None else prepared
 
     def _what_must_agree(self, strategy: Any) -> dict[str, Any]:
         loader = strategy.active_dataloader
@@ -236,10 +238,8 @@ class DDPHook(BaseModel):
                 for key in sorted(self._keys(strategy))
             },
         }
-        try:
-            values["batches per epoch"] = len(loader)
-        except TypeError:
-            pass  # a loader without a length can not be compared
+        if (length := _length(loader)) is not None:
+            values["batches per epoch"] = length
         batch_sampler = getattr(loader, "batch_sampler", None)
         for sampler in (
             getattr(loader, "sampler", None),
@@ -292,6 +292,13 @@ def ignore_stride_warning() -> Callable[[], None]:
             warnings.filters.remove(entry)  # type: ignore[attr-defined]
 
     return undo
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None
 
 
 def describe_parameters(model: nn.Module) -> str:
