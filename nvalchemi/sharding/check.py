@@ -1,0 +1,328 @@
+"""Findings about a plan: what would go wrong, in one sentence, and one remedy."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from nvalchemi.sharding.iterated import IteratedSource
+from nvalchemi.sharding.look import Look
+
+if TYPE_CHECKING:
+    from nvalchemi.sharding.plan import ShardPlan
+
+Severity = Literal["error", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
+
+FEW_SAMPLES = 8  # of so few, two epochs may have the same order by chance
+FAR = 0.5  # of the share asked for, below which a data set is called starved
+SIGMAS = 5.0  # beyond so many standard deviations chance is no explanation
+STRIPES = 4.0  # times the variance within batches that a random order has
+SHARED = 0.01  # part of its samples that a rank may share with another one
+NOTED_PADDING = 0.01  # part of an epoch that may be padding
+NOTED_UNSEEN = 0.01  # part of the samples that may stay unseen
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something about a plan that its owner should know.
+
+    Attributes
+    ----------
+    severity : {"error", "warning", "info"}
+        error: training hangs, or trains on something else than was asked for.
+    sentence, remedy : str
+    data : dict
+        The numbers; "check" names what was checked.
+    """
+
+    severity: Severity
+    sentence: str
+    remedy: str
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.sentence} {self.remedy}"
+
+
+def check_plan(plan: "ShardPlan", max_imbalance: float, seed: int) -> list[Finding]:
+    if not max_imbalance >= 1:
+        raise ValueError(f"max_imbalance must be >= 1 (even ranks), got {max_imbalance}")
+    look = Look(plan, max_imbalance, seed)
+    findings = [finding for check in CHECKS for finding in check(look)]
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def check_steps(look: Look) -> Iterator[Finding]:
+    """Ranks without steps, ranks of different lengths, batches without samples."""
+    steps = look.steps_of_rank
+    data = {"check": "steps", "ranks": look.ranks, "steps": steps}
+    if not steps.any():
+        yield Finding(
+            "error",
+            f"No rank has a step: {len(look.plan.samples)} samples do not fill a batch of "
+            f"{look.plan.batch_size} on each of {look.plan.world_size} ranks.",
+            "Use a smaller batch_size, fewer ranks, or drop_last=False.",
+            data,
+        )
+    elif steps.min() != steps.max():
+        short, long = int(steps.argmin()), int(steps.argmax())
+        yield Finding(
+            "error",
+            f"Ranks have different numbers of steps: rank {look.ranks[short]} has {steps[short]}, "
+            f"rank {look.ranks[long]} has {steps[long]}; DDP waits for the shorter one for ever.",
+            "Pad or cut the order to a multiple of the ranks before it is dealt out.",
+            data,
+        )
+    if look.window is not None and look.window.size:
+        empty = look.inside & (look.window < 0).all(axis=2)
+        if empty.any():
+            row, column = np.argwhere(empty)[0]
+            last = int(look.steps_of_rank.max()) - 1
+            yield Finding(
+                "warning" if look.steps[row] == last else "error",
+                f"A batch has no samples: step {look.steps[row]} of rank {look.ranks[column]}.",
+                "No loader can read it: leave it out, so that no rank waits for another one.",
+                {"check": "empty batch", "step": look.steps[row], "rank": look.ranks[column]},
+            )
+
+
+def check_identical(look: Look) -> Iterator[Finding]:
+    """Ranks that get the same batches."""
+    if look.window is None or not look.window.size or len(look.ranks) < 2:
+        return
+    rows = np.ascontiguousarray(np.moveaxis(look.window, 1, 0)).reshape(len(look.ranks), -1)
+    groups: dict[bytes, list[int]] = {}
+    for rank, row in zip(look.ranks.tolist(), rows):
+        if (row >= 0).any():
+            groups.setdefault(row.tobytes(), []).append(rank)
+    same = max(groups.values(), key=len, default=[])
+    if len(same) > 1:
+        yield Finding(
+            "error",
+            f"Ranks {', '.join(map(str, same[:8]))}{', ...' if len(same) > 8 else ''} get the same "
+            f"batches in every step{look.looked_at}: the work of {len(same)} ranks for one.",
+            "Build the sampler with num_replicas and rank of each rank, or use more data.",
+            {"check": "identical ranks", "ranks": same},
+        )
+
+
+def check_overlap(look: Look) -> Iterator[Finding]:
+    """Ranks that share samples in an epoch, where the sampler does not rule it out."""
+    if look.plan.source.dealing() is not None or len(look.ranks) < 2 or not look.complete:
+        return
+    overlap = look.plan.overlap(look.epochs[0], ranks=look.ranks.tolist())
+    a, b, part = overlap.most
+    identical = (overlap.matrix == overlap.matrix[0, 0]).all()
+    if part > SHARED and not (identical and part == 1):
+        yield Finding(
+            "error",
+            f"Ranks {a} and {b} share {part:.0%} of the samples that they see in an epoch.",
+            "Give all ranks the same seed, and let each take its own part of one order.",
+            {"check": "overlapping ranks", "ranks": (a, b), "share": part, "overlap": overlap},
+        )
+
+
+def check_epochs(look: Look) -> Iterator[Finding]:
+    """Epochs that repeat the order of the first."""
+    if look.window is None or look.next_window is None or look.distinct < FEW_SAMPLES:
+        return
+    if look.window.shape != look.next_window.shape or (look.window != look.next_window).any():
+        return
+    if look.unshuffled:
+        yield Finding(
+            "info",
+            "Every epoch has the same order, that of the data set, because shuffle is off.",
+            "Set shuffle=True for a training; for an evaluation this is right.",
+            {"check": "no shuffle"},
+        )
+    else:
+        yield Finding(
+            "warning",
+            f"Epochs {look.epochs[0]} and {look.epochs[1]} have the same shuffled order on every "
+            "rank: set_epoch is missing, not called, or without effect.",
+            "Call sampler.set_epoch(epoch) before each epoch, and let the order depend on it.",
+            {"check": "equal epochs", "epochs": look.epochs},
+        )
+
+
+def check_seed(look: Look) -> Iterator[Finding]:
+    if look.seed and look.plan.source.shuffled is False:
+        yield Finding(
+            "warning",
+            f"The seed {look.seed} has no effect because shuffle is off.",
+            "Set shuffle=True, or leave the seed out.",
+            {"check": "seed without effect", "seed": look.seed},
+        )
+
+
+def check_reproducible(look: Look) -> Iterator[Finding]:
+    """Orders that are drawn from a global generator can not be planned."""
+    source = look.plan.source
+    if not isinstance(source, IteratedSource) or not look.complete:
+        return
+    again = source.iterate(int(look.ranks[0]), look.epochs[0], state=1)
+    if not np.array_equal(again[0], source.log(int(look.ranks[0]), look.epochs[0])[0]):
+        yield Finding(
+            "warning",
+            f"{source.name} draws from a global random generator: ranks and runs have orders that "
+            "no plan can foresee.",
+            "Draw from a generator of its own, seeded with (seed, epoch).",
+            {"check": "not reproducible"},
+        )
+
+
+def check_shares(look: Look) -> Iterator[Finding]:
+    """Data sets that get nothing, or much less than asked, and batches of one data set."""
+    composition = look.composition
+    if composition is None or len(composition.asked) < 2:
+        return
+    drawn = composition.counts.sum()
+    for j, (asked, count) in enumerate(zip(composition.asked, composition.counts.tolist())):
+        data = {"check": "starved data set", "dataset": j, "asked": asked, "count": count}
+        wish = asked * drawn
+        if asked and not count:
+            yield Finding(
+                "error",
+                f"Data set {j} is asked for ({asked:.2%}) and gets no sample{look.counted_in}.",
+                "Raise its weight, the batch size or the length of an epoch.",
+                data,
+            )
+        elif asked and count < FAR * wish and wish - count > SIGMAS * np.sqrt(wish):
+            yield Finding(
+                "warning",
+                f"Data set {j} gets {count / drawn:.2%} of the samples and {asked:.2%} were asked "
+                f"for{look.counted_in}.",
+                "See whether the sampler uses the weights at all.",
+                data,
+            )
+    yield from check_stripes(look)
+    yield from check_rank_shares(look)
+
+
+def check_stripes(look: Look) -> Iterator[Finding]:
+    """Batches that are blocks of one data set although the order is shuffled."""
+    composition = look.composition
+    if composition is None or look.unshuffled or composition.spread_kind != "standard deviation":
+        return
+    sizes = composition.per_batch.sum(axis=2, keepdims=True)
+    realised = composition.realised
+    # against the shares that are realised: other ones than asked for are told above
+    variance = sizes * realised * (1 - realised)
+    if not variance.any() or look.plan.batch_size < 2:
+        return
+    deviation = (composition.per_batch - sizes * realised) ** 2
+    ratio = float(deviation.sum() / variance.sum())
+    if ratio > STRIPES and sizes.size > 4:
+        yield Finding(
+            "warning",
+            "Batches are blocks of one data set: their shares vary with "
+            f"{ratio:.0f} times the variance of a random order.",
+            "Shuffle over all data sets, or mix them in each batch (MultiDatasetBatchSampler).",
+            {"check": "stripes", "variance ratio": ratio},
+        )
+
+
+def check_rank_shares(look: Look) -> Iterator[Finding]:
+    """Ranks whose mixture is not that of the others."""
+    composition = look.composition
+    if composition is None or len(look.ranks) < 2:
+        return
+    got = composition.per_batch.sum(axis=0).astype(np.float64)  # (R, D)
+    expected = got.sum(axis=1, keepdims=True) * (got.sum(axis=0) / max(1.0, got.sum()))
+    off = np.abs(got - expected)
+    wrong = (off > FAR * expected) & (off > SIGMAS * np.sqrt(np.maximum(expected, 1)))
+    if wrong.any():
+        column, j = np.unravel_index(int((off * wrong).argmax()), off.shape)
+        own = got[column, j] / got[column].sum()
+        yield Finding(
+            "warning",
+            f"Rank {look.ranks[column]} gets {own:.0%} from data set {j} and all ranks together "
+            f"{got[:, j].sum() / got.sum():.0%}{look.looked_at}.",
+            "Deal out whole batches of the mixture (MultiDatasetBatchSampler), not every R-th "
+            "sample.",
+            {"check": "rank composition", "rank": int(look.ranks[column]), "dataset": int(j)},
+        )
+
+
+def check_load(look: Look) -> Iterator[Finding]:
+    load = look.load
+    if load is None:
+        return
+    big = load.largest
+    where = "" if load.all_steps else f" of the {load.cost.size} looked at"
+    yield Finding(
+        "info",
+        f"The largest batch{where} has {big.cost:.6g} {load.unit} (epoch {big.epoch}, step "
+        f"{big.step}, rank {big.rank}); the data allow {load.bound:.6g}.",
+        "Try the largest one on the device before the training.",
+        {"check": "largest batch", "largest": big, "bound": load.bound},
+    )
+    if load.imbalance > look.max_imbalance:
+        yield Finding(
+            "warning",
+            f"The slowest rank has {load.imbalance:.2f} times the mean {load.unit} of its step, so "
+            f"DDP works at {load.efficiency:.0%} of what even ranks would.",
+            "Deal the samples of a step out by size (BalancedBatchSampler), or use larger batches.",
+            {"check": "imbalance", "imbalance": load.imbalance, "efficiency": load.efficiency},
+        )
+
+
+def check_coverage(look: Look) -> Iterator[Finding]:
+    coverage = look.coverage
+    if coverage is None:
+        yield Finding(
+            "info",
+            f"Samples seen and not seen were not counted: {look.plan.source.name} has to be "
+            f"enumerated on {look.plan.world_size} ranks.",
+            "Call plan.coverage(exact=True) where the time does not matter.",
+            {"check": "not counted"},
+        )
+        return
+    epochs = len(coverage.epochs)
+    if coverage.padded:
+        each, drawn = coverage.padded // epochs, coverage.drawn // epochs
+        harmful = look.unshuffled or each > NOTED_PADDING * drawn
+        yield Finding(
+            "warning" if harmful else "info",
+            f"{each} of {drawn} draws of an epoch are padding: an evaluation would count these "
+            "samples twice.",
+            "Evaluate with ValidationConfig or ExactEvalSampler, which count each sample once.",
+            {"check": "padding", "padded": each, "drawn": drawn},
+        )
+    if coverage.never:
+        part = coverage.never / coverage.samples
+        about = "About " if coverage.method == "expected" else ""
+        yield Finding(
+            "warning" if look.unshuffled or part > NOTED_UNSEEN else "info",
+            f"{about}{coverage.never} of {coverage.samples} samples are in none of the {epochs} "
+            f"planned epoch{'s' if epochs > 1 else ''}.",
+            "Use drop_last=False, more epochs, or shares nearer to the lengths.",
+            {"check": "never seen", "never": coverage.never, "never_of": coverage.never_of},
+        )
+
+
+def check_drawn(look: Look) -> Iterator[Finding]:
+    if look.window is None:
+        yield Finding(
+            "info",
+            f"The order of {len(look.plan.samples)} samples was not drawn: {look.plan.source.name} "
+            "makes it whole, on every rank and in every epoch.",
+            "Use EpochSampler as sampler_cls, which starts at once.",
+            {"check": "not drawn"},
+        )
+
+
+CHECKS: tuple[Callable[[Look], Iterator[Finding]], ...] = (
+    check_steps,
+    check_identical,
+    check_overlap,
+    check_epochs,
+    check_seed,
+    check_reproducible,
+    check_shares,
+    check_load,
+    check_coverage,
+    check_drawn,
+)

@@ -1,0 +1,173 @@
+"""Shares of the data sets: asked for, and realised in batches and over an epoch."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nvalchemi.data.datapipes.order import Indices
+from nvalchemi.sharding.coverage import COUNT_LIMIT, blocks, counts_without_padding
+from nvalchemi.sharding.sources import Dealing, Method
+
+if TYPE_CHECKING:
+    from nvalchemi.sharding.plan import ShardPlan
+
+Shares = NDArray[np.float64]
+SpreadKind = Literal["exact", "bound", "standard deviation"]
+
+# An exact mixture is at every position within one sample of its share for up to four data sets,
+# within 1.7 for any number (`nvalchemi.data.datapipes.mixture`); a batch is the difference of two.
+FEW, DRIFT_FEW, DRIFT_ANY = 4, 1.0, 1.7
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Shares of D data sets in an epoch and in some of its batches.
+
+    Attributes
+    ----------
+    epoch : int
+    asked : float array, shape (D,)
+        Shares that were asked for; the lengths where nothing was.
+    counts : int64 array, shape (D,)
+        Samples of each data set in the epoch, all ranks together, with padding.
+    realised : float array, shape (D,)
+        `counts` as shares.
+    method : {"by construction", "counted", "sampled"}
+        Where the counts come from.
+    error : float array, shape (D,)
+        Standard error of `realised` where it is sampled, else 0.
+    steps, ranks : int64 arrays, shapes (S,) and (R,)
+        The batches looked at.
+    all_steps : bool
+        Whether these are all steps of the epoch.
+    per_batch : int64 array, shape (S, R, D)
+        Samples of each data set in each of those batches.
+    expected : float array, shape (D,)
+        Samples in a full batch by the shares asked for.
+    spread : float array, shape (D,)
+        How far from it a batch may be, in samples.
+    spread_kind : {"exact", "bound", "standard deviation"}
+        What `spread` is: zero, the most that the rule allows, or that of a random draw.
+    """
+
+    epoch: int
+    asked: Shares
+    counts: Indices
+    realised: Shares
+    method: Method
+    error: Shares
+    steps: Indices
+    ranks: Indices
+    all_steps: bool
+    per_batch: Indices
+    expected: Shares
+    spread: Shares
+    spread_kind: SpreadKind
+
+    def __str__(self) -> str:
+        lines = []
+        for j, (asked, got) in enumerate(zip(self.asked, self.realised)):
+            about = f" ± {self.error[j]:.2%}" if self.method == "sampled" else ""
+            lines.append(
+                f"data set {j}: asked {asked:.2%}, realised {got:.2%}{about}; "
+                f"{self.expected[j]:.4g} ± {self.spread[j]:.3g} in a batch ({self.spread_kind})"
+            )
+        return "\n".join(lines)
+
+
+def measure_composition(
+    plan: "ShardPlan", epoch: int, steps: Indices, ranks: Indices, all_steps: bool
+) -> Composition:
+    window = plan.source.window(steps, ranks, epoch)
+    per_batch = count_rows(plan, window)
+    counts, method = epoch_counts(plan, epoch)
+    error = np.zeros(len(counts))
+    if counts is None or method == "sampled":
+        counts = per_batch.sum(axis=(0, 1))
+        share = counts / max(1, counts.sum())
+        error = np.sqrt(share * (1 - share) / max(1, counts.sum()))
+    asked = asked_shares(plan)  # of this epoch: `epoch_counts` has told the sampler
+    spread, kind = batch_spread(plan, asked)
+    return Composition(
+        epoch=epoch,
+        asked=asked,
+        counts=counts,
+        realised=counts / max(1, counts.sum()),
+        method=method,
+        error=error,
+        steps=steps,
+        ranks=ranks,
+        all_steps=all_steps,
+        per_batch=per_batch,
+        expected=asked * plan.batch_size,
+        spread=spread,
+        spread_kind=kind,
+    )
+
+
+def count_rows(plan: "ShardPlan", window: Indices) -> Indices:
+    """Samples of each data set in each batch of a window (S, R, B): (S, R, D)."""
+    number = len(plan.samples.lengths)
+    batches = window.shape[0] * window.shape[1]
+    filled = window >= 0
+    owner = np.nonzero(filled.reshape(batches, -1))[0]
+    cells = owner * number + plan.samples.dataset_of(window[filled])
+    return np.bincount(cells, minlength=batches * number).reshape(*window.shape[:2], number)
+
+
+def epoch_counts(plan: "ShardPlan", epoch: int) -> tuple[Any, Method]:
+    """Samples of each data set in an epoch, exactly unless that would take long."""
+    dealing = plan.source.dealing(epoch)
+    if dealing is not None and (plan.source.cheap or len(dealing.draws) == 1):
+        return counts_by_construction(plan, dealing, epoch), "by construction"
+    if dealing is None and plan.estimated_draws > COUNT_LIMIT:
+        return np.zeros(len(plan.samples.lengths), dtype=np.int64), "sampled"
+    total = np.zeros(len(plan.samples.lengths), dtype=np.int64)
+    for block in blocks(plan, epoch):
+        total += plan.samples.count(block)
+    return total, "counted"
+
+
+def counts_by_construction(plan: "ShardPlan", dealing: Dealing, epoch: int) -> Indices:
+    if len(dealing.draws) == 1:
+        return np.array([dealing.emitted])
+    rounds, rest = divmod(dealing.emitted, dealing.positions)
+    if rounds == 0:
+        return counts_without_padding(plan, dealing, epoch)
+    again = plan.source.order(np.arange(rest), epoch)
+    return rounds * dealing.draws + plan.samples.count(again)
+
+
+def asked_shares(plan: "ShardPlan") -> Shares:
+    """Shares as the caller asked for them: by argument, by the sampler's own word, by length."""
+    number = len(plan.samples.lengths)
+    sampler = getattr(plan.source, "sampler", None)
+    candidates = [
+        plan.sampler_kwargs.get("weights"),
+        plan.sampler_kwargs.get("samples_per_dataset"),
+        getattr(sampler, "samples_per_dataset", None),
+        getattr(sampler, "draws_per_dataset", None),
+    ]
+    for values in candidates:
+        if values is not None and np.shape(values) == (number,) and sum(values) > 0:
+            shares = np.asarray(values, dtype=np.float64)
+            return shares / shares.sum()
+    return np.array(plan.samples.lengths, dtype=np.float64) / len(plan.samples)
+
+
+def batch_spread(plan: "ShardPlan", asked: Shares) -> tuple[Shares, SpreadKind]:
+    sampler = getattr(plan.source, "sampler", None)
+    in_batch = getattr(sampler, "samples_per_dataset", None)
+    if len(asked) == 1 or (
+        in_batch is not None and all(float(number).is_integer() for number in in_batch)
+    ):
+        return np.zeros(len(asked)), "exact"
+    if in_batch is not None:
+        drift = DRIFT_FEW if len(asked) <= FEW else DRIFT_ANY
+        return np.where(asked > 0, 2 * drift, 0.0), "bound"
+    size, total = plan.batch_size, len(plan.samples)
+    # without replacement a batch of a finite set varies less (hypergeometric)
+    finite = (total - size) / max(1, total - 1) if total > size else 0.0
+    return np.sqrt(size * asked * (1 - asked) * finite), "standard deviation"
