@@ -42,7 +42,7 @@ class DataLoader:
     batch_transforms : sequence of callables, optional
         ``batch -> batch``, applied in the foreground.
     generator : torch.Generator, optional
-        Source of the order when `shuffle` is on.
+        Source of the seed of each pass when `shuffle` is on.
 
     Raises
     ------
