@@ -195,8 +195,8 @@ def balanced_row() -> None:
     """Balanced ranks: 16 structures a rank on 1024 ranks, sizes with a heavy tail."""
     try:
         from nvalchemi.data.datapipes import BalancedBatchSampler
-    except (ImportError, AttributeError):
-        print("balanced ranks: skipped, there is no BalancedBatchSampler yet")
+    except (ImportError, AttributeError) as error:
+        print(f"balanced ranks: skipped ({error})")
         return
     import numpy as np
 
@@ -224,8 +224,8 @@ def plan_row(total: int) -> None:
     try:
         from nvalchemi.data.datapipes import MultiDatasetBatchSampler
         from nvalchemi.sharding import ShardPlan
-    except (ImportError, AttributeError):
-        print("plan.check(): skipped, there is no ShardPlan yet")
+    except (ImportError, AttributeError) as error:
+        print(f"plan.check(): skipped ({error})")
         return
     plan = ShardPlan(
         Data(total), sampler=MultiDatasetBatchSampler, world_size=RANKS, batch_size=BATCH
