@@ -213,8 +213,8 @@ class WorkerGroup:
                     return
             elif deadline is not None and now > deadline:
                 raise TimeoutError(
-                    f"launch() ended the ranks after {timeout:g} s: rank {', '.join(late)} had "
-                    "not returned"
+                    f"launch() ended the ranks after {timeout:g} s: "
+                    f"rank{'s' if len(late) > 1 else ''} {', '.join(late)} had not returned"
                 )
 
     def _find_first(self) -> _Worker | None:

@@ -31,6 +31,8 @@ class HookRegistry:
             If it can not be called, or has no stage of this workflow.
         """
         name = type(hook).__name__
+        if isinstance(hook, type):
+            raise TypeError(f"a hook is an instance, not the class: pass {hook.__name__}()")
         if not callable(hook):
             raise TypeError(f"a hook must be callable as hook(ctx, stage): got {name}")
         frequency = getattr(hook, "frequency", 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import io
 import linecache
 import os
@@ -101,6 +103,7 @@ def launch(
     _refuse_nesting()
     if not callable(fn):
         raise TypeError(f"launch() needs a function as its first argument: {_short(repr(fn))}")
+    _check_arguments(fn, args, kwargs)
     count = _rank_count(nprocs)
     variables = _shared_variables(count, _backend(backend, count), _environment(env))
     _check_timeout(timeout)
@@ -117,11 +120,41 @@ def launch(
 def _refuse_nesting() -> None:
     if sys.platform == "win32":
         raise RuntimeError("launch() needs Linux or macOS; under Windows run it in WSL")
+    if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise RuntimeError(
+            f"launch() was called by torchrun's rank {os.environ.get('RANK')} of "
+            f"{os.environ['WORLD_SIZE']}: every one of them would start ranks of its own. Call "
+            "the function itself under torchrun"
+        )
     if is_worker():
         raise RuntimeError(
             "launch() was called on a rank, or while a child process imports this module: ranks "
             "cannot launch ranks. In a file, put the call under if __name__ == '__main__':"
         )
+
+
+def _check_arguments(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> None:
+    """Find out before any rank starts that the function does not take these arguments."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return  # a builtin does not tell
+    ours = ("nprocs", "backend", "timeout", "env")
+    for name in kwargs:
+        close = difflib.get_close_matches(name, ours, n=1, cutoff=0.75)
+        if close and name not in signature.parameters:
+            raise TypeError(
+                f"launch() has no argument {name!r}, and {_name(fn)} does not name it; did you "
+                f"mean {close[0]!r}?"
+            )
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{_name(fn)}{signature} can not be called so: {error}") from None
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__name__", type(fn).__name__)
 
 
 def _rank_count(nprocs: Any) -> int:

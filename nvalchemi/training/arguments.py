@@ -1,13 +1,16 @@
 """What a TrainingStrategy is given, checked and brought into one form."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from nvalchemi.data.batch import Batch
 from nvalchemi.training.losses import BaseLossFunction, ComposedLossFunction
 from nvalchemi.training.optimizers import OptimizerConfig
 
@@ -141,4 +144,55 @@ def resolve_devices(devices: Any) -> list[torch.device]:
             resolved.append(torch.device(device))
         except (RuntimeError, TypeError) as error:
             raise ValueError(f"devices must hold torch devices: got {device!r}") from error
+        if resolved[-1].type == "cuda" and (resolved[-1].index or 0) >= torch.cuda.device_count():
+            raise ValueError(
+                f"devices asks for {resolved[-1]}, but torch finds {torch.cuda.device_count()} "
+                "CUDA devices here; use 'cpu', or the device of the manager"
+            )
     return resolved
+
+
+def check_loader(loader: Any) -> None:
+    """Refuse what is no loader of batches but easily taken for one.
+
+    Raises
+    ------
+    TypeError
+        For a data set or a single batch, with the remedy.
+    """
+    if isinstance(loader, Batch):
+        raise TypeError("run() takes a loader of batches: put the one Batch in a list")
+    if hasattr(loader, "load_batches"):
+        raise TypeError(
+            f"run() takes a loader of batches: wrap the {type(loader).__name__} in "
+            "DataLoader(dataset, batch_size=...)"
+        )
+    if loader is not None and not hasattr(loader, "__iter__"):
+        raise TypeError(f"run() takes a loader of batches: got {type(loader).__name__}")
+
+
+def check_predictions(predictions: Any) -> None:
+    """Refuse what a training function must not return.
+
+    Raises
+    ------
+    TypeError
+        If it is no mapping.
+    """
+    if not isinstance(predictions, Mapping):
+        raise TypeError(
+            "training_fn must return a dict of predictions such as {'predicted_energy': ...}: got "
+            f"{type(predictions).__name__}"
+        )
+
+
+def warn_of_lone_ranks(models: Iterable[nn.Module], world_size: int, rank: int) -> None:
+    """Say so when several ranks are there and nothing lets them train together."""
+    together = any(isinstance(model, DistributedDataParallel) for model in models)
+    if world_size > 1 and not together and rank == 0:
+        warnings.warn(
+            f"{world_size} ranks, but no model is wrapped for them: each rank trains alone, on all "
+            "of the data; add DDPHook() to hooks to train together",
+            UserWarning,
+            stacklevel=4,
+        )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import torch
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AliasChoices, Field, field_validator, model_validator
 from torch import nn
 
 from nvalchemi.training.arguments import (
@@ -16,6 +16,7 @@ from nvalchemi.training.arguments import (
 )
 from nvalchemi.training.losses import ComposedLossFunction, assemble_loss_targets
 from nvalchemi.training.optimizers import OptimizerConfig
+from nvalchemi.training.strict import StrictModel
 from nvalchemi.training.validation import ValidationConfig
 
 
@@ -27,13 +28,8 @@ class _Models(dict[str, nn.Module]):
         self.single = single
 
 
-class TrainingDefinition(BaseModel):
+class TrainingDefinition(StrictModel):
     """Fields of a TrainingStrategy and the rules between them; see there."""
-
-    # the input of an error would be all models in full, and hide the sentence that explains it
-    model_config = ConfigDict(
-        extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True
-    )
 
     models: dict[str, nn.Module]
     optimizer_configs: dict[str, list[OptimizerConfig]] = Field(default_factory=dict)
@@ -114,6 +110,21 @@ class TrainingDefinition(BaseModel):
                 f"got {len(self.devices)}"
             )
         return self
+
+    def __repr__(self) -> str:
+        models = ", ".join(f"{name}: {type(model).__name__}" for name, model in self.models.items())
+        length = (
+            f"num_epochs={self.num_epochs}"
+            if self.num_steps is None
+            else f"num_steps={self.num_steps}"
+        )
+        hooks = ", ".join(type(hook).__name__ for hook in self.hooks)
+        return (
+            f"{type(self).__name__}({models}; {length}; hooks: {hooks or 'none'}; "
+            f"step_count={self.step_count}, epoch_count={self.epoch_count})"
+        )
+
+    __str__ = __repr__
 
     @property
     def single_model_input(self) -> bool:

@@ -8,11 +8,13 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from nvalchemi.training.strict import StrictModel
 
 SchedulerMetricAdapter = Callable[[Mapping[str, Any]], float]
 
@@ -54,7 +56,7 @@ def _import_class(value: object) -> object:
         ) from error
 
 
-class OptimizerConfig(BaseModel):
+class OptimizerConfig(StrictModel):
     """An optimizer and, if wanted, its learning-rate scheduler, checked when it is written.
 
     Attributes
@@ -79,7 +81,7 @@ class OptimizerConfig(BaseModel):
         still needs, and scheduler settings without a scheduler that uses them.
     """
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+    model_config = ConfigDict(validate_assignment=True)
 
     optimizer_cls: Annotated[type[Optimizer], BeforeValidator(_import_class)]
     optimizer_kwargs: dict[str, Any] = Field(default_factory=dict)

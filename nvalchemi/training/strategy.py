@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import PrivateAttr, model_validator
 
 from nvalchemi.distributed.collectives import get_rank, get_world_size
-from nvalchemi.training.arguments import MAIN
+from nvalchemi.training.arguments import MAIN, check_loader, check_predictions, warn_of_lone_ranks
 from nvalchemi.training.context import LoopState, TrainContext, loss_metadata
 from nvalchemi.training.definition import TrainingDefinition
 from nvalchemi.training.modes import training_modes
@@ -252,6 +252,7 @@ class TrainingStrategy(TrainingDefinition):
 
     def _set_up(self, dataloader: Any) -> None:
         state = self._state
+        check_loader(dataloader)
         state.ready = False
         state.loader = dataloader
         state.registry.refresh()
@@ -260,6 +261,7 @@ class TrainingStrategy(TrainingDefinition):
         self._place_models()
         state.ctx = self._new_context()
         state.call(Stage.SETUP)
+        warn_of_lone_ranks(self.models.values(), state.world_size, state.ctx.global_rank)
 
     def _place_models(self) -> None:
         distinct = list(dict.fromkeys(self.devices))
@@ -359,6 +361,7 @@ class TrainingStrategy(TrainingDefinition):
         call(Stage.BEFORE_FORWARD)
         model = self.models[MAIN] if self.single_model_input else self.models
         predictions = self.training_fn(model, batch)
+        check_predictions(predictions)
         call(Stage.AFTER_FORWARD)
         call(Stage.BEFORE_LOSS)
         targets = self.loss_target_assembler(self.loss_fn, predictions, batch, workflow=self)

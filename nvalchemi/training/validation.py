@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import nn
 from torch.utils.data import RandomSampler
 
@@ -29,12 +29,13 @@ from nvalchemi.training.context import loss_metadata
 from nvalchemi.training.losses import BaseLossFunction, ComposedLossFunction
 from nvalchemi.training.modes import evaluating, unwrap_model
 from nvalchemi.training.stages import TrainingStage
+from nvalchemi.training.strict import StrictModel
 from nvalchemi.training.totals import LossTotals
 
 Switch = Literal["auto", "always", "never"]
 
 
-class ValidationConfig(BaseModel):
+class ValidationConfig(StrictModel):
     """When to validate, and on what.
 
     Parameters
@@ -59,10 +60,6 @@ class ValidationConfig(BaseModel):
         Title in the summary.
     """
 
-    model_config = ConfigDict(
-        extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True
-    )
-
     if TYPE_CHECKING:  # a loss or a function is given in more forms than it has in the end
 
         def __init__(self, **fields: Any) -> None: ...
@@ -84,7 +81,7 @@ class ValidationConfig(BaseModel):
     def _can_be_repeated(cls, value: Any) -> Any:
         if isinstance(value, Batch):
             raise ValueError("validation_data must be a loader or a list: put the Batch in a list")
-        if not isinstance(value, Iterable) or isinstance(value, Iterator):
+        if not isinstance(value, Iterable) or isinstance(value, Iterator | str | bytes):
             raise ValueError(
                 "validation_data must be a loader or a list of batches that can be passed over "
                 f"again: got {type(value).__name__}"

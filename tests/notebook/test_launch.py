@@ -186,7 +186,7 @@ def _stay(marker: str) -> None:
 
 
 def test_timeout_ends_blocked_ranks(tmp_path):
-    with pytest.raises(TimeoutError, match="after 8 s: rank 0, 1 had not returned"):
+    with pytest.raises(TimeoutError, match="after 8 s: ranks 0, 1 had not returned"):
         launch(_stay, str(tmp_path), nprocs=2, timeout=8)
     pids = [int(file.read_text()) for file in tmp_path.iterdir()]
     assert not any(psutil.pid_exists(pid) for pid in pids)
@@ -256,3 +256,20 @@ def test_a_script_without_guard_runs_once_and_launches_from_threads(tmp_path):
     assert top == "top level"
     assert values == "[[('0', '__main__')], [('0', '__main__')]]"
     assert refused.startswith("rank 0: RuntimeError: launch() was called on a rank")
+
+
+def test_arguments_that_the_function_does_not_take_are_refused_before_any_process():
+    def train(epochs, **options):
+        return epochs, options
+
+    with pytest.raises(TypeError, match="no argument 'nproc'.*did you mean 'nprocs'"):
+        launch(train, 10, nproc=2)
+    with pytest.raises(TypeError, match=r"train\(epochs, \*\*options\) can not be called so"):
+        launch(train, nprocs=2)
+
+
+def test_ranks_of_torchrun_do_not_launch_ranks_of_their_own(monkeypatch):
+    for name, value in (("TORCHELASTIC_RUN_ID", "none"), ("RANK", "1"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RuntimeError, match="torchrun's rank 1 of 2"):
+        launch(lambda: None, nprocs=2)

@@ -92,7 +92,7 @@ def test_build():
             {"optimizer_cls": torch.optim.SGD, "scheduler_metric_adapter": "total_loss"},
             "used by ReduceLROnPlateau only: scheduler_cls is None",
         ),
-        ({"optimizer_cls": torch.optim.SGD, "lr": 0.1}, "Extra inputs"),
+        ({"optimizer_cls": torch.optim.SGD, "lr": 0.1}, "has no argument 'lr'"),
     ],
 )
 def test_mistakes_are_told_when_the_config_is_written(fields, message):

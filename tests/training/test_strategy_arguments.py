@@ -147,7 +147,7 @@ EXACTLY = "training_fn must accept exactly the two arguments"
         ({"models": None}, "models must be a Module or a dict of them"),
         ({"models": [Net()]}, "models must be a Module or a dict of them, .*: got list"),
         ({"models": {"main": 3}}, r"models\['main'\] must be a torch.nn.Module: got int"),
-        ({"num_epoch": 3}, "num_epoch\n .*Extra inputs are not permitted"),
+        ({"num_epoch": 3}, "no argument 'num_epoch'; did you mean 'num_epochs'"),
         ({"step_count": -1}, "step_count\n .*greater than or equal to 0"),
         (
             {"hooks": [hook_that_steps(), hook_that_steps()]},
@@ -236,7 +236,10 @@ def test_default_training_fn_prefixes_what_there_is():
         ({"validation_fn": three}, "validation_fn must accept exactly the two arguments"),
         ({"validation_fn": "no.such"}, "validation_fn 'no.such' can not be imported"),
         ({"loss_fn": nn.MSELoss()}, "loss_fn must be a"),
-        ({"validation_dataset": []}, "Extra inputs are not permitted"),
+        (
+            {"validation_dataset": []},
+            "no argument 'validation_dataset'; did you mean 'validation_data'",
+        ),
     ],
 )
 def test_mistakes_in_a_validation_config(fields, sentence):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import Field, PrivateAttr
 from torch import nn
 from torch.utils.data import DistributedSampler
 
@@ -23,13 +23,14 @@ from nvalchemi.distributed.collectives import (
     is_distributed_initialized,
 )
 from nvalchemi.training.hooks.even_steps import EvenSteps
-from nvalchemi.training.hooks.loader_sharding import Place, shard_loader
+from nvalchemi.training.hooks.loader_sharding import Place, refuse_other_ranks, shard_loader
 from nvalchemi.training.hooks.replicas import check_replicas
 from nvalchemi.training.modes import unwrap_model
 from nvalchemi.training.stages import TrainingStage
+from nvalchemi.training.strict import StrictModel
 
 
-class DDPHook(BaseModel):
+class DDPHook(StrictModel):
     """Train on all ranks; with one rank it does nothing.
 
     Before the training it chooses the device of the rank, wraps every model that is optimised in
@@ -69,10 +70,6 @@ class DDPHook(BaseModel):
     RuntimeError
         If there are several ranks and no communication, or ranks do not agree.
     """
-
-    model_config = ConfigDict(
-        extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True
-    )
 
     frequency: ClassVar[int] = 1
     stage: ClassVar[TrainingStage] = TrainingStage.SETUP
@@ -130,6 +127,8 @@ class DDPHook(BaseModel):
         if ctx.workflow is None:
             raise RuntimeError("DDPHook needs the strategy: ctx.workflow is None")
         if self._world_size <= 1:
+            if stage is TrainingStage.SETUP:
+                refuse_other_ranks(ctx.workflow.active_dataloader, world_size=1, rank=0)
             return
         if stage is TrainingStage.SETUP:
             self._strategy = strategy = ctx.workflow

@@ -92,24 +92,31 @@ def _samplers(loader: Any) -> Iterator[tuple[str, Any]]:
     yield "batch_sampler.sampler", getattr(batch_sampler, "sampler", None)
 
 
-def _is_distributed(loader: Any, place: Place) -> bool:
-    """Whether a sampler is built for ranks already; an error if for others than these."""
+def refuse_other_ranks(loader: Any, world_size: int, rank: int) -> bool:
+    """Whether a sampler of the loader is built for ranks; an error if for others than these."""
     for where, sampler in _samplers(loader):
         if isinstance(sampler, DistributedSamplerProtocol):
-            _check_built_for(sampler, place, f"the {where} of the loader")
+            _check_built_for(sampler, world_size, rank, f"the {where} of the loader")
             return True
+    return False
+
+
+def _is_distributed(loader: Any, place: Place) -> bool:
+    if refuse_other_ranks(loader, place.world_size, place.rank):
+        return True
+    for _, sampler in _samplers(loader):
         if isinstance(place.sampler_cls, type) and isinstance(sampler, place.sampler_cls):
             return True
     return False
 
 
-def _check_built_for(sampler: Any, place: Place, what: str) -> None:
-    if (sampler.num_replicas, sampler.rank) != (place.world_size, place.rank):
+def _check_built_for(sampler: Any, world_size: int, rank: int, what: str) -> None:
+    if (sampler.num_replicas, sampler.rank) != (world_size, rank):
         raise ValueError(
             f"{what} ({type(sampler).__name__}) is built for rank {sampler.rank} of "
-            f"{sampler.num_replicas}, but this is rank {place.rank} of {place.world_size}: ranks "
-            f"would see the wrong samples. Build it with num_replicas={place.world_size} and "
-            f"rank={place.rank}, or leave it out and pass its options as "
+            f"{sampler.num_replicas}, but this is rank {rank} of {world_size}: ranks "
+            f"would see the wrong samples. Build it with num_replicas={world_size} and "
+            f"rank={rank}, or leave it out and pass its options as "
             "DDPHook(sampler_kwargs=...)"
         )
 
@@ -118,7 +125,7 @@ def _check_iterable(loader: Any, place: Place) -> Any:
     """An IterableDataset has no indices to deal out: it must have split itself."""
     dataset = loader.dataset
     if hasattr(dataset, "num_replicas") and hasattr(dataset, "rank"):
-        _check_built_for(dataset, place, "the IterableDataset of the loader")
+        _check_built_for(dataset, place.world_size, place.rank, "the IterableDataset of the loader")
         return loader
     raise ValueError(
         f"{type(dataset).__name__} is an IterableDataset: it has no indices that a sampler could "
@@ -219,7 +226,7 @@ def _build(sampler_cls: Callable[..., Any], loader: Any, place: Place) -> Any:
             stacklevel=2,
         )
     if isinstance(sampler, DistributedSamplerProtocol):
-        _check_built_for(sampler, place, f"what {name} returned")
+        _check_built_for(sampler, place.world_size, place.rank, f"what {name} returned")
     return sampler
 
 
