@@ -68,7 +68,8 @@ def deal(
 
 
 def level(loads: Costs) -> Costs:
-    return loads if loads.ndim == 1 else loads.max(axis=-1)
+    """Loads as one number each: the larger of two resources."""
+    return loads if loads.ndim == 1 else np.maximum(loads[:, 0], loads[:, 1])
 
 
 def member_table(items: Indices, where: Indices, count: Indices) -> Indices:
@@ -124,10 +125,11 @@ def best_exchanges(
 ) -> tuple[Indices, Indices, Costs]:
     """Columns of the best exchange of each pair of bins, and the larger load after it."""
     giving, taking = members[full], members[empty]
-    shift = padded[giving][:, :, None] - padded[taking][:, None]
-    after = np.maximum(loads[full][:, None, None] - shift, loads[empty][:, None, None] + shift)
-    if loads.ndim == 2:
-        after = after.max(axis=-1)
+    after = np.zeros((*giving.shape, members.shape[1]))
+    for load, cost in zip(loads.reshape(len(loads), -1).T, padded.reshape(len(padded), -1).T):
+        shift = cost[giving][:, :, None] - cost[taking][:, None]
+        np.maximum(after, load[full][:, None, None] - shift, out=after)
+        np.maximum(after, load[empty][:, None, None] + shift, out=after)
     if not moves:
         after[(giving < 0)[:, :, None] | (taking < 0)[:, None]] = np.inf
     flat = after.reshape(len(full), members.shape[1] ** 2)
