@@ -176,7 +176,7 @@ def check_reproducible(look: Look) -> Iterator[Finding]:
 def check_shares(look: Look) -> Iterator[Finding]:
     """Data sets that get nothing, or much less than asked, and batches of one data set."""
     composition = look.composition
-    if composition is None or len(composition.asked) < 2:
+    if composition is None:
         return
     drawn = composition.counts.sum()
     for j, (asked, count) in enumerate(zip(composition.asked, composition.counts.tolist())):

@@ -29,12 +29,18 @@ def source_of_class(
     overrides : dict
         The user's sampler_kwargs.
     """
-    makes_batches = knows_batch_size(sampler_cls)
+    by_itself = bool(getattr(sampler_cls, "yields_batches", False))  # of sizes of its own
+    makes_batches = by_itself or knows_batch_size(sampler_cls)
     batch_size = defaults["batch_size"]
-    if batch_size is None and not (makes_batches and "batch_size" in overrides):
+    if by_itself and (batch_size or 1) > 1:
+        raise ValueError(
+            f"{getattr(sampler_cls, '__name__', sampler_cls)} chooses the sizes of batches itself: "
+            f"leave batch_size out, got {batch_size}"
+        )
+    if batch_size is None and not by_itself and not (makes_batches and "batch_size" in overrides):
         raise ValueError("a plan needs batch_size, the samples in a batch of one rank; got None")
     given = {name: value for name, value in defaults.items() if name != "batch_size"}
-    if makes_batches:
+    if makes_batches and not by_itself:
         given["batch_size"] = batch_size
 
     def make(rank: int) -> Any:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 Shares = NDArray[np.float64]
 SpreadKind = Literal["exact", "bound", "standard deviation"]
 
+LONG = 2**24  # samples times ranks of a sampler that is iterated, some seconds
+
 # An exact mixture is at every position within one sample of its share for up to four data sets,
 # within 1.7 for any number (`nvalchemi.data.datapipes.mixture`); a batch is the difference of two.
 FEW, DRIFT_FEW, DRIFT_ANY = 4, 1.0, 1.7
@@ -45,7 +47,7 @@ class Composition:
     per_batch : int64 array, shape (S, R, D)
         Samples of each data set in each of those batches.
     expected : float array, shape (D,)
-        Samples in a full batch by the shares asked for.
+        Samples in a usual batch (the median) by the shares asked for.
     spread : float array, shape (D,)
         How far from it a batch may be, in samples.
     spread_kind : {"exact", "bound", "standard deviation"}
@@ -88,8 +90,10 @@ def measure_composition(
         counts = per_batch.sum(axis=(0, 1))
         share = counts / max(1, counts.sum())
         error = np.sqrt(share * (1 - share) / max(1, counts.sum()))
+    sizes = per_batch.sum(axis=2)
+    size = float(np.median(sizes)) if sizes.size else float(plan.batch_size)
     asked = asked_shares(plan)  # of this epoch: `epoch_counts` has told the sampler
-    spread, kind = batch_spread(plan, asked)
+    spread, kind = batch_spread(plan, asked, size)
     return Composition(
         epoch=epoch,
         asked=asked,
@@ -101,7 +105,7 @@ def measure_composition(
         ranks=ranks,
         all_steps=all_steps,
         per_batch=per_batch,
-        expected=asked * plan.batch_size,
+        expected=asked * size,
         spread=spread,
         spread_kind=kind,
     )
@@ -122,7 +126,9 @@ def epoch_counts(plan: "ShardPlan", epoch: int) -> tuple[Any, Method]:
     dealing = plan.source.dealing(epoch)
     if dealing is not None and (plan.source.cheap or len(dealing.draws) == 1):
         return counts_by_construction(plan, dealing, epoch), "by construction"
-    if dealing is None and plan.estimated_draws > COUNT_LIMIT:
+    # each rank of an iterated sampler may take as long as the whole order
+    long = not plan.source.cheap and plan.world_size * len(plan.samples) > LONG
+    if dealing is None and (long or plan.estimated_draws > COUNT_LIMIT):
         return np.zeros(len(plan.samples.lengths), dtype=np.int64), "sampled"
     total = np.zeros(len(plan.samples.lengths), dtype=np.int64)
     for block in blocks(plan, epoch):
@@ -157,7 +163,7 @@ def asked_shares(plan: "ShardPlan") -> Shares:
     return np.array(plan.samples.lengths, dtype=np.float64) / len(plan.samples)
 
 
-def batch_spread(plan: "ShardPlan", asked: Shares) -> tuple[Shares, SpreadKind]:
+def batch_spread(plan: "ShardPlan", asked: Shares, size: float) -> tuple[Shares, SpreadKind]:
     sampler = getattr(plan.source, "sampler", None)
     in_batch = getattr(sampler, "samples_per_dataset", None)
     if len(asked) == 1 or (
@@ -167,7 +173,7 @@ def batch_spread(plan: "ShardPlan", asked: Shares) -> tuple[Shares, SpreadKind]:
     if in_batch is not None:
         drift = DRIFT_FEW if len(asked) <= FEW else DRIFT_ANY
         return np.where(asked > 0, 2 * drift, 0.0), "bound"
-    size, total = plan.batch_size, len(plan.samples)
+    total = len(plan.samples)
     # without replacement a batch of a finite set varies less (hypergeometric)
     finite = (total - size) / max(1, total - 1) if total > size else 0.0
     return np.sqrt(size * asked * (1 - asked) * finite), "standard deviation"

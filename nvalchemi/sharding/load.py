@@ -56,7 +56,7 @@ class Load:
         Standard error of `efficiency` where steps are sampled, else 0.
     largest : LargestBatch
     bound : float
-        Cost of the costliest batch that the data set allows at this batch size.
+        Cost of the costliest batch that the data set and the sampler allow.
     """
 
     epoch: int
@@ -97,7 +97,6 @@ def measure_load(
     cost = each.sum(axis=2, dtype=np.float64)
     highest, mean = cost.max(axis=1), cost.mean(axis=1)
     efficiency = float(mean.sum() / highest.sum()) if highest.any() else 1.0
-    assert plan.samples.ranked_costs is not None
     return Load(
         epoch=epoch,
         steps=steps,
@@ -109,8 +108,19 @@ def measure_load(
         efficiency=efficiency,
         error=0.0 if all_steps else ratio_error(mean, highest, efficiency, plan.num_steps(epoch)),
         largest=find_largest(window, each, cost, epoch, steps, ranks),
-        bound=plan.samples.ranked_costs[1](plan.batch_size),
+        bound=largest_possible(plan),
     )
+
+
+def largest_possible(plan: "ShardPlan") -> float:
+    """Cost of the costliest samples in one batch, or the budget that a sampler keeps to."""
+    assert plan.samples.ranked_costs is not None
+    _, sum_of_largest = plan.samples.ranked_costs
+    bound = sum_of_largest(plan.batch_size)
+    budget = getattr(getattr(plan.source, "sampler", None), "max_atoms", None)
+    if budget is None or plan.samples.unit != "atoms":
+        return bound
+    return min(bound, max(float(budget), sum_of_largest(1)))
 
 
 def ratio_error(mean: NDArray[Any], highest: NDArray[Any], ratio: float, total_steps: int) -> float:

@@ -92,7 +92,8 @@ class Look:
 
     @cached_property
     def composition(self) -> Composition | None:
-        if self.window is None or not self.window.size:
+        """None where there is one data set, or nothing to look at."""
+        if self.window is None or not self.window.size or len(self.plan.samples.lengths) < 2:
             return None
         return measure_composition(self.plan, self.epochs[0], self.steps, self.ranks, self.complete)
 

@@ -18,6 +18,7 @@ from sharding_cases import (
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from nvalchemi.data.datapipes.balanced import BalancedBatchSampler
+from nvalchemi.data.datapipes.budget import BudgetBatchSampler
 from nvalchemi.data.datapipes.exact import ExactEvalSampler
 from nvalchemi.data.datapipes.samplers import (
     EpochSampler,
@@ -250,3 +251,24 @@ def test_factories_and_what_ddphook_leaves_out():
     plan = ShardPlan(23, sampler=factory, world_size=4, batch_size=3)
     same = ShardPlan(23, sampler=Padded, world_size=4, batch_size=3, seed=7)
     assert emitted(plan) == emitted(same)
+
+
+def test_batches_up_to_a_budget():
+    sizes = np.random.default_rng(4).integers(1, 60, 500)
+    kwargs = {"max_atoms": 200}
+    plan = ShardPlan(
+        500, sampler=BudgetBatchSampler, world_size=3, sampler_kwargs=kwargs, sizes=sizes
+    )
+    real = []
+    for rank in range(3):
+        sampler = BudgetBatchSampler(
+            range(500), max_atoms=200, sizes=sizes, num_replicas=3, rank=rank
+        )
+        sampler.set_epoch(1)
+        real.append(list(sampler))
+    assert emitted(plan, 1) == real
+    load = plan.load()
+    assert load.largest.cost <= load.bound == 200
+    assert plan.coverage(0).seen == 500
+    with pytest.raises(ValueError, match="chooses the sizes of batches itself"):
+        ShardPlan(500, sampler=BudgetBatchSampler, world_size=3, batch_size=4, sizes=sizes)
