@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nvalchemi.data.atomic_data import AtomicData
 from nvalchemi.data.checks import (
+    NEIGHBOR_CUTOFF,
     check_atomic_numbers,
     check_device,
     check_edges_inside,
@@ -35,7 +36,7 @@ class Batch(StructureSizes):
     ----------
     metadata : dict of str to Tensor
         Bookkeeping of each structure, [B] on CPU: "index" in its data set, "dataset_index" of a
-        MultiDataset. It follows selections and is no field.
+        MultiDataset, "neighbor_cutoff" of a list. It follows selections and is no field.
     """
 
     metadata: dict[str, Tensor]
@@ -237,6 +238,8 @@ class Batch(StructureSizes):
         check_tensor(name, value, level, count)
         check_device(name, value, self._values)
         self._values[name], self._levels[name] = value, level
+        if name == "neighbor_list":
+            self.metadata.pop(NEIGHBOR_CUTOFF, None)
         self._cache.pop("edge_ptr", None)
 
     def __getitem__(self, index: Any) -> Any:
@@ -277,7 +280,7 @@ class Batch(StructureSizes):
             self.fields("system"),
             self._counts["atom"],
             num_edges,
-            self.metadata,
+            {name: value for name, value in self.metadata.items() if name != NEIGHBOR_CUTOFF},
         )
 
     def add_key(

@@ -12,6 +12,9 @@ _COUNTED: dict[Level, str] = {"atom": "atoms", "edge": "edges", "system": "struc
 _ATTRIBUTES = ("info", "metadata")
 # Atom numbers grow when structures are joined: smaller integers would overflow in silence.
 _ATOM_NUMBERS = ("neighbor_list", "neighbor_matrix")
+# Key of `Batch.metadata`: the distance (Angstrom, float64) up to which the list of a structure is
+# complete, where that is known. Whatever replaces the list without saying so removes it.
+NEIGHBOR_CUTOFF = "neighbor_cutoff"
 
 
 def kind_of(dtype: torch.dtype) -> str:
@@ -133,6 +136,16 @@ def check_neighbors(neighbor_list: Tensor, num_nodes: int) -> None:
     if low < 0 or high >= num_nodes:
         bad = low if low < 0 else high
         raise ValueError(f"neighbor_list must hold atom indices in 0..{num_nodes - 1}: got {bad}")
+
+
+def neighbor_list_remedy(cutoff: float | None = None) -> str:
+    """How a training comes to neighbour lists: the end of a sentence that misses them."""
+    reach = "..." if cutoff is None else f"{cutoff:g}"
+    return (
+        f"import the data with cutoff={reach}, or build lists on the fly with DataLoader(..., "
+        f"batch_transforms=[functools.partial(add_neighbor_list, cutoff={reach})]), where "
+        "add_neighbor_list is that of nvalchemi.data.neighbors"
+    )
 
 
 def check_edges_inside(neighbor_list: Tensor, batch_idx: Tensor, owner: Tensor) -> None:

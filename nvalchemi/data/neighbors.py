@@ -13,6 +13,7 @@ import vesin
 from torch import Tensor
 
 from nvalchemi.data.batch import Batch
+from nvalchemi.data.checks import NEIGHBOR_CUTOFF, neighbor_list_remedy
 
 # Edge fields that a new list replaces; any other edge field would lose its meaning.
 _REPLACED = frozenset({"neighbor_list", "neighbor_list_shifts", "shifts"})
@@ -35,7 +36,8 @@ def add_neighbor_list(batch: Batch, cutoff: float) -> Batch:
     -------
     Batch
         Shares the tensors of `batch` and adds ``neighbor_list`` int64 [E, 2] (numbers of atoms in
-        the batch) and ``neighbor_list_shifts`` int64 [E, 3], sorted by the centre.
+        the batch) and ``neighbor_list_shifts`` int64 [E, 3], sorted by the centre. The cutoff is
+        remembered as ``metadata["neighbor_cutoff"]`` float64 [B], also by stores.
 
     Raises
     ------
@@ -68,13 +70,15 @@ def add_neighbor_list(batch: Batch, cutoff: float) -> Batch:
         pairs.append(pair + start)
         shifts.append(shift)
     device = batch.positions.device
-    return batch.with_edges(
+    new = batch.with_edges(
         torch.tensor([len(pair) for pair in pairs]),
         {
             "neighbor_list": torch.from_numpy(_concatenate(pairs, 2)).to(device),
             "neighbor_list_shifts": torch.from_numpy(_concatenate(shifts, 3)).to(device),
         },
     )
+    new.metadata[NEIGHBOR_CUTOFF] = torch.full((batch.num_graphs,), cutoff, dtype=torch.float64)
+    return new
 
 
 def neighbor_list(
@@ -144,7 +148,7 @@ def edge_vectors(
         If the batch has no neighbour list.
     """
     if "neighbor_list" not in batch:
-        raise ValueError("the batch has no neighbor_list: call add_neighbor_list(batch, cutoff)")
+        raise ValueError(f"the batch has no neighbor_list: {neighbor_list_remedy()}")
     positions = batch.positions if positions is None else positions
     cell = getattr(batch, "cell", None) if cell is None else cell
     centre, neighbor = batch.neighbor_list.unbind(1)

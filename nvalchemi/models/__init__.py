@@ -6,6 +6,7 @@ from nvalchemi.models.base import (
     ModelConfig,
     NeighborConfig,
     NeighborListFormat,
+    check_neighbor_reach,
     energy_forces_stress,
 )
 from nvalchemi.models.demo import DemoModel, DemoModelWrapper
@@ -23,6 +24,7 @@ __all__ = [
     "ModelConfig",
     "NeighborConfig",
     "NeighborListFormat",
+    "check_neighbor_reach",
     "energy_forces_stress",
     "DemoModel",
     "DemoModelWrapper",

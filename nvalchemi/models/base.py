@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nvalchemi.data.batch import Batch
+from nvalchemi.data.checks import NEIGHBOR_CUTOFF, neighbor_list_remedy
 
 # Outputs that `energy_forces_stress` can make of an energy.
 ENERGY_OUTPUTS = frozenset({"energy", "forces", "stress"})
@@ -152,8 +153,52 @@ class EnergyModel(BaseModelMixin, nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must define energy(...)")
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Predict what `model_config.outputs` names; see `energy_forces_stress`."""
+        """Predict what `model_config.outputs` names; see `energy_forces_stress`.
+
+        Raises
+        ------
+        ValueError
+            As `check_neighbor_reach`.
+        """
+        needs = self.model_config.neighbor_config
+        if needs is not None:
+            check_neighbor_reach(batch, needs.cutoff, type(self).__name__)
         return energy_forces_stress(self.energy, batch, self.model_config.outputs)
+
+
+def check_neighbor_reach(batch: Batch, cutoff: float, model: str) -> None:
+    """Refuse a batch without a neighbour list, or with one that is known to be too short.
+
+    Nothing is read from an accelerator; a list whose cutoff nobody remembers is taken as it is.
+
+    Parameters
+    ----------
+    batch : Batch
+        Its ``metadata["neighbor_cutoff"]`` is looked at.
+    cutoff : float
+        Needed, in Angstrom.
+    model : str
+        Name for the error.
+
+    Raises
+    ------
+    ValueError
+        Naming both cutoffs and the remedy.
+    """
+    if "neighbor_list" not in batch:
+        raise ValueError(
+            f"{model} with cutoff {cutoff:g} Angstrom needs a neighbor_list, the batch has none: "
+            f"{neighbor_list_remedy(cutoff)}"
+        )
+    known = batch.metadata.get(NEIGHBOR_CUTOFF)
+    if known is None:
+        return
+    shortest = float(known.min())
+    if shortest < cutoff * (1 - 1e-6):  # the same number in single precision passes
+        raise ValueError(
+            f"{model} has cutoff {cutoff:g} Angstrom, the neighbour lists of the batch reach only "
+            f"to {shortest:g}: {neighbor_list_remedy(cutoff)}"
+        )
 
 
 def energy_forces_stress(

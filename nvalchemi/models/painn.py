@@ -29,7 +29,8 @@ class PaiNN(EnergyModel):
     ----------
     cutoff : float
         In Angstrom. Neighbour lists of batches must reach at least as far; edges beyond it count
-        for nothing. A list that is too short can not be recognised and gives wrong energies.
+        for nothing. A list that is known to be too short is refused; one of unknown cutoff (not
+        from `add_neighbor_list` or a store that remembers) is trusted.
     num_features : int
         Scalars and vectors of an atom, F.
     num_interactions : int

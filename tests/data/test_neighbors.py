@@ -167,5 +167,5 @@ def test_positions_must_be_finite():
 
 
 def test_vectors_need_a_list():
-    with pytest.raises(ValueError, match="call add_neighbor_list"):
+    with pytest.raises(ValueError, match="no neighbor_list: import the data with cutoff"):
         edge_vectors(Batch.from_data_list([of_atoms(molecule("H2O"))]))

@@ -7,6 +7,7 @@ from torch import nn
 
 from nvalchemi.data.atomic_data import AtomicData
 from nvalchemi.data.batch import Batch
+from nvalchemi.data.neighbors import add_neighbor_list
 from nvalchemi.models import (
     BaseModelMixin,
     DemoModel,
@@ -132,3 +133,25 @@ def test_a_model_of_ones_own_only_needs_the_mixin():
             return {"energy": self.value.expand(batch.num_graphs, 1)}
 
     assert Constant()(molecules())["energy"].shape == (2, 1)
+
+
+class Reaching(EnergyModel):
+    """Counts edges; needs lists up to 4.5 Angstrom."""
+
+    def __init__(self) -> None:
+        super().__init__(("energy",), NeighborConfig(4.5))
+
+    def energy(self, batch, positions, cell):
+        return batch.num_edges_per_graph.to(positions.dtype).unsqueeze(1)
+
+
+def test_a_neighbour_list_known_to_be_too_short_is_refused_with_both_numbers():
+    water = Batch.from_data_list([AtomicData.from_atoms(molecule("H2O"))])
+    with pytest.raises(ValueError, match=r"reach only to 4: import the data with cutoff=4\.5, or"):
+        Reaching()(Batch.concat([add_neighbor_list(water, 5.0), add_neighbor_list(water, 4.0)]))
+    with pytest.raises(ValueError, match=r"Reaching with cutoff 4\.5 .* has none: import the data"):
+        Reaching()(water)
+    short = add_neighbor_list(water, 0.5)
+    unknown = short.with_edges(short.num_edges_per_graph, short.fields("edge"))
+    for batch in (add_neighbor_list(water, 4.5), add_neighbor_list(water, 9.0), unknown):
+        assert Reaching()(batch)["energy"].shape == (1, 1)

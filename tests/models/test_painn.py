@@ -243,5 +243,5 @@ def test_what_is_given_is_checked():
         PaiNN(num_interactions=0)
     with pytest.raises(ValueError, match="indexed by atomic number"):
         PaiNN(atomic_energies=[0.0, 1.0])
-    with pytest.raises(ValueError, match="call add_neighbor_list"):
+    with pytest.raises(ValueError, match="neighbor_list.*has none: import the data with cutoff=5"):
         PaiNN()(Batch.from_data_list([AtomicData.from_atoms(molecule("H2O"))]))

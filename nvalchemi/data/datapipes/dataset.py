@@ -7,6 +7,7 @@ import torch
 
 from nvalchemi.data.atomic_data import AtomicData
 from nvalchemi.data.batch import Batch
+from nvalchemi.data.checks import NEIGHBOR_CUTOFF
 from nvalchemi.data.datapipes.indices import flat_indices, normalise_index
 from nvalchemi.data.datapipes.order import Indices
 from nvalchemi.data.datapipes.prefetch import Prefetch
@@ -87,7 +88,8 @@ class Dataset(Prefetch):
         Whether to leave out the check of values (elements, neighbour indices) of what was read.
     transforms : sequence of callables, optional
         ``(data, metadata) -> (data, metadata)`` for each structure, on the device, with the
-        metadata that the reader gives; applied to single samples and to batches alike.
+        metadata that the reader gives; applied to single samples and to batches alike. One that
+        builds another neighbour list may say its cutoff as ``metadata["neighbor_cutoff"]``.
 
     Raises
     ------
@@ -147,6 +149,7 @@ class Dataset(Prefetch):
     def _transform(
         self, data: AtomicData, metadata: dict[str, Any]
     ) -> tuple[AtomicData, dict[str, Any]]:
+        before, reach = data, metadata.get(NEIGHBOR_CUTOFF)
         for i, transform in enumerate(self.transforms):
             name = getattr(transform, "__name__", type(transform).__name__)
             try:
@@ -159,6 +162,9 @@ class Dataset(Prefetch):
                     f"got {type(result).__name__}"
                 )
             data, metadata = result
+        untold = reach is not None and metadata.get(NEIGHBOR_CUTOFF) == reach
+        if untold and not _same_list(before, data):
+            metadata = {key: value for key, value in metadata.items() if key != NEIGHBOR_CUTOFF}
         return data, metadata
 
     def load_batches(self, index_lists: Sequence[Sequence[int]], stream: Any = None) -> list[Batch]:
@@ -190,8 +196,8 @@ class Dataset(Prefetch):
             whole = whole.pin_memory()
         whole = whole.to(self.device, non_blocking=pinned)
         if self.transforms:
-            samples = zip(whole.to_data_list(), metadata, strict=True)
-            whole = Batch.from_data_list(self._transform(data, meta)[0] for data, meta in samples)
+            pairs = zip(whole.to_data_list(), metadata, strict=True)
+            whole = _joined([self._transform(data, known) for data, known in pairs])
         whole.metadata["index"] = torch.from_numpy(positions)
         return whole.split(lengths)
 
@@ -250,3 +256,20 @@ class Dataset(Prefetch):
 
     def __repr__(self) -> str:
         return f"Dataset({self.reader!r}, device={str(self.device)!r})"
+
+
+def _same_list(before: AtomicData, after: AtomicData) -> bool:
+    """Whether a structure still has its neighbour list; a copy on a GPU is not waited for."""
+    old, new = before.neighbor_list, after.neighbor_list
+    if old is None or new is None or old is new:
+        return old is new
+    return old.device.type == new.device.type == "cpu" and torch.equal(old, new)
+
+
+def _joined(samples: Sequence[tuple[AtomicData, dict[str, Any]]]) -> Batch:
+    """Samples as a batch that remembers the cutoff of their neighbour lists."""
+    batch = Batch.from_data_list([data for data, _ in samples])
+    reaches = [metadata.get(NEIGHBOR_CUTOFF) for _, metadata in samples]
+    if "neighbor_list" in batch and None not in reaches:
+        batch.metadata[NEIGHBOR_CUTOFF] = torch.tensor(reaches, dtype=torch.float64)
+    return batch

@@ -2,7 +2,8 @@
 
 ::
 
-    /              attributes: num_samples; fields {"core": {name: level}, "custom": {name: level}}
+    /              attributes: num_samples; fields {"core": {name: level}, "custom": {name: level}};
+                   neighbor_cutoff (Angstrom) where it is known
     /meta          atoms_ptr, edges_ptr [N+1]; samples_mask [N]; atoms_mask [V]; edges_mask [E]
     /core/NAME     fields of the table, rows of all structures one after the other
     /custom/NAME   other fields
@@ -23,6 +24,7 @@ import zarr
 from zarr.abc.store import Store
 from zarr.storage import LocalStore, StorePath
 
+from nvalchemi.data.checks import NEIGHBOR_CUTOFF
 from nvalchemi.data.fields import Level, resolve_level
 
 StoreLike = str | Path | Store | StorePath | MutableMapping[str, Any]
@@ -80,6 +82,14 @@ class StoreIndex:
     def active(self) -> np.ndarray:
         """Numbers of the structures that are not deleted, int64."""
         return np.flatnonzero(self.mask)
+
+    @property
+    def neighbor_cutoff(self) -> float | None:
+        """Distance (Angstrom) up to which neighbour lists are complete; None where not known."""
+        value = self.attributes.get(NEIGHBOR_CUTOFF)
+        if not isinstance(value, int | float) or "neighbor_list" not in self.arrays:
+            return None
+        return float(value)
 
     def as_seen_with(self, mask: np.ndarray, names: list[str]) -> "StoreIndex":
         """The store as it was: later structures and fields left out, deleted structures there."""

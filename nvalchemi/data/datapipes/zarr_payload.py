@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nvalchemi.data.atomic_data import AtomicData
 from nvalchemi.data.batch import Batch
+from nvalchemi.data.checks import NEIGHBOR_CUTOFF
 from nvalchemi.data.datapipes.zarr_layout import StoreIndex
 from nvalchemi.data.fields import FIELDS, LEVELS, Level
 
@@ -30,6 +31,8 @@ class Payload:
         Rows by field name.
     levels, groups : dict
         Level of each field, and "core" or "custom".
+    neighbor_cutoff : float, optional
+        Of all neighbour lists, in Angstrom, where it is known.
     """
 
     num_nodes: np.ndarray
@@ -37,6 +40,7 @@ class Payload:
     values: dict[str, np.ndarray]
     levels: dict[str, Level]
     groups: dict[str, str]
+    neighbor_cutoff: float | None = None
 
     def __len__(self) -> int:
         return len(self.num_nodes)
@@ -95,10 +99,37 @@ def make_payload(structures: Batch | list[AtomicData], index: StoreIndex | None 
         values=values,
         levels=levels,
         groups={name: "core" if name in FIELDS else "custom" for name in values},
+        neighbor_cutoff=_one_cutoff(structures, index),
     )
     if index is not None:
         _fit(payload, index)
     return payload
+
+
+def _one_cutoff(batch: Batch, index: StoreIndex | None) -> float | None:
+    """Cutoff of the neighbour lists, which is one for a store; None where it is not known.
+
+    A store that does not know the cutoff of what it holds takes any list, and goes on not knowing.
+    """
+    kept = None if index is None else index.neighbor_cutoff
+    if "neighbor_list" not in batch or (index is not None and kept is None):
+        return None
+    values = batch.metadata.get(NEIGHBOR_CUTOFF)
+    found = [] if values is None else sorted(set(values.tolist()))
+    if kept is None and len(found) > 1:
+        raise ValueError(
+            f"a store keeps neighbour lists of one cutoff: got {found[0]:g} to {found[-1]:g} "
+            "Angstrom; build them anew with add_neighbor_list(batch, cutoff) of "
+            "nvalchemi.data.neighbors, or write a store for each"
+        )
+    if kept is not None and found != [kept]:
+        got = " and ".join(f"{value:g} Angstrom" for value in found) or "an unknown cutoff"
+        raise ValueError(
+            f"the store keeps neighbour lists with cutoff {kept:g} Angstrom, these structures have "
+            f"lists with {got}: append add_neighbor_list(batch, cutoff={kept:g}) (of "
+            "nvalchemi.data.neighbors), or write them to a store of their own"
+        )
+    return found[0] if found else None
 
 
 def to_numpy(name: str, value: Tensor) -> np.ndarray:

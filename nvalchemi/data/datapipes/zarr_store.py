@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from nvalchemi.data.batch import Batch
+from nvalchemi.data.checks import NEIGHBOR_CUTOFF
 from nvalchemi.data.datapipes.reader import Metadata, Reader, Sample, resolve_indices
 from nvalchemi.data.datapipes.zarr_check import check_chunks, check_neighbors
 from nvalchemi.data.datapipes.zarr_config import ZarrArrayConfig, ZarrWriteConfig
@@ -183,8 +184,10 @@ class AtomicDataZarrReader(Reader):
         return int(atoms[row + 1] - atoms[row]), int(edges[row + 1] - edges[row])
 
     def _get_sample_metadata(self, index: int) -> Metadata:
-        stored = self._opened()[0].active[index]
-        return {"source_file": str(self.store), "physical_index": str(stored)}
+        opened, _ = self._opened()
+        stored, reach = opened.active[index], opened.neighbor_cutoff
+        known: Metadata = {"source_file": str(self.store), "physical_index": str(stored)}
+        return known if reach is None else {**known, NEIGHBOR_CUTOFF: reach}
 
     def _resolve(self, indices: Sequence[int]) -> np.ndarray:
         return resolve_indices(indices, len(self), f"{self.store} with {len(self)} structures")
@@ -233,13 +236,18 @@ class AtomicDataZarrReader(Reader):
         by_level: dict[Level, dict[str, torch.Tensor]] = {level: {} for level in LEVELS}
         for name, value in values.items():
             by_level[index.levels[name]][name] = torch.from_numpy(value)
+        metadata = {"index": torch.from_numpy(chosen)}
+        if index.neighbor_cutoff is not None:
+            metadata[NEIGHBOR_CUTOFF] = torch.full(
+                (len(chosen),), index.neighbor_cutoff, dtype=torch.float64
+            )
         batch = Batch.from_arrays(
             by_level["atom"],
             by_level["edge"],
             by_level["system"],
             torch.from_numpy(nodes),
             torch.from_numpy(edges),
-            {"index": torch.from_numpy(chosen)},
+            metadata,
         )
         return batch.pin_memory() if self._pins() else batch
 

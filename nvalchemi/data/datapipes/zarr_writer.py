@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nvalchemi.data.atomic_data import AtomicData
 from nvalchemi.data.batch import Batch
-from nvalchemi.data.checks import check_tensor
+from nvalchemi.data.checks import NEIGHBOR_CUTOFF, check_tensor
 from nvalchemi.data.datapipes.zarr_config import ZarrArrayConfig, ZarrWriteConfig
 from nvalchemi.data.datapipes.zarr_defragment import kept_blocks
 from nvalchemi.data.datapipes.zarr_layout import (
@@ -69,14 +69,15 @@ class AtomicDataZarrWriter:
         Parameters
         ----------
         data : AtomicData, list of AtomicData, or Batch
-            At least one structure; all carry the same fields.
+            At least one structure; all carry the same fields. The cutoff of the neighbour lists
+            of a Batch is kept where it is known (``metadata["neighbor_cutoff"]``).
 
         Raises
         ------
         FileExistsError
             If something is there already.
         ValueError
-            If there is no structure, or their fields differ; the sentence names the structure.
+            If there is no structure, or their fields or cutoffs differ; the sentence says which.
 
         Warns
         -----
@@ -113,8 +114,9 @@ class AtomicDataZarrWriter:
         FileNotFoundError
             If there is no store.
         ValueError
-            If a structure lacks a field of the store or carries another, or dtype or shape differ.
-            Nothing has been changed then.
+            If a structure lacks a field of the store or carries another, or dtype or shape differ,
+            or its neighbour list has not the cutoff that the store knows of its lists. Nothing has
+            been changed then.
         RuntimeError
             If another writer is at work.
         """
@@ -273,9 +275,12 @@ def build_store(
         group = payload.groups[name]
         _create(root, group, name, value, config)
         fields[group][name] = payload.levels[name]
+    reach = payload.neighbor_cutoff
+    known = {} if reach is None else {NEIGHBOR_CUTOFF: reach}
     root.attrs.put(
         {
             **_settled(attributes or {}),
+            **known,
             "num_samples": len(payload),
             "fields": fields,
             GENERATION: uuid.uuid4().hex,
