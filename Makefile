@@ -19,8 +19,9 @@ demo: $(STAMP) ## train on two ranks from the quickstart notebook and print what
 test: $(STAMP) ## run all tests and execute all notebooks (their trainings shortened)
 	@$(RUN) NVALCHEMI_FAST=1 python -m pytest --nbmake --nbmake-timeout=600 tests $(wildcard notebooks)
 
-lab: $(STAMP) ## open JupyterLab on notebooks/
-	@$(RUN) python -m jupyterlab $(or $(wildcard notebooks),.)
+lab: $(STAMP) ## open JupyterLab on notebooks/ (LAB="--no-browser --port 8889" passes options on)
+	@$(RUN) python -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB) \
+		$(or $(wildcard notebooks),.)
 
 lint: $(STAMP) ## ruff (rules and format) and mypy
 	@$(VENV)/ruff check --quiet .
@@ -39,6 +40,7 @@ clean-notebooks: $(STAMP) ## strip widget state and timing from the notebooks, k
 		--ClearMetadataPreprocessor.enabled=True \
 		--ClearMetadataPreprocessor.preserve_nb_metadata_mask=kernelspec \
 		--ClearMetadataPreprocessor.preserve_nb_metadata_mask=language_info \
+		--ClearMetadataPreprocessor.preserve_nb_metadata_mask=title \
 		--ClearMetadataPreprocessor.preserve_cell_metadata_mask=tags \
 		notebooks/*.ipynb
 

@@ -53,6 +53,18 @@ def test_committed_notebook_is_clean(path: Path) -> None:
     assert problems(json.loads(path.read_text(encoding="utf-8"))) == []
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name)
+def test_committed_notebook_carries_its_outputs(path: Path) -> None:
+    cells = [
+        cell
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
+        if cell["cell_type"] == "code"
+    ]
+    assert all(cell["execution_count"] for cell in cells), "execute the whole notebook"
+    pictures = [o for cell in cells for o in cell["outputs"] if "image/png" in o.get("data", {})]
+    assert pictures, "readers come through GitHub: they see only what was committed"
+
+
 def make_notebook(source: str = "", outputs: list[Any] | None = None, **metadata: Any) -> dict:
     cell = {"cell_type": "code", "source": [source], "outputs": outputs or [], "metadata": {}}
     return {"metadata": metadata, "cells": [cell]}

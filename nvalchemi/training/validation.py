@@ -270,12 +270,14 @@ class ValidationLoop:
     def _own_batches(self) -> Iterator[Any]:
         """Every world_size-th batch, read for this rank alone where the loader allows it."""
         data = self.config.validation_data
-        if self.world_size == 1 or self._is_sharded(data):
-            batches = iter(data)
-        elif isinstance(data, DataLoader):
-            batches = data.read(islice(data.index_batches(), self.rank, None, self.world_size))
+        whole = self.world_size == 1 or self._is_sharded(data)
+        first, step = (0, 1) if whole else (self.rank, self.world_size)
+        batches: Iterator[Any]
+        if isinstance(data, DataLoader):
+            # an exact sampler gives a rank that has nothing in the last step an empty batch
+            batches = data.read(filter(None, islice(data.index_batches(), first, None, step)))
         else:
-            batches = islice(iter(data), self.rank, None, self.world_size)
+            batches = islice(iter(data), first, None, step)
         for batch in batches:
             yield batch.to(self.device, non_blocking=True) if hasattr(batch, "to") else batch
 

@@ -9,7 +9,12 @@ import torch
 from torch import nn
 
 from nvalchemi.data import AtomicData, Batch
-from nvalchemi.data.datapipes import DataLoader, InMemoryDataset, MultiDataset
+from nvalchemi.data.datapipes import (
+    DataLoader,
+    ExactEvalSampler,
+    InMemoryDataset,
+    MultiDataset,
+)
 from nvalchemi.distributed import DistributedManager
 from nvalchemi.models import MLPPotential
 from nvalchemi.notebook import RankError, launch
@@ -21,6 +26,7 @@ from nvalchemi.training import (
     TrainingStage,
     TrainingStrategy,
     ValidationConfig,
+    ValidationLoop,
     default_training_fn,
 )
 
@@ -100,9 +106,20 @@ def train_on_ranks(data, options: dict) -> dict:
         **options,
     )
     training.run(loader)
+    held_out = InMemoryDataset(structures(7, seed=5))
+    exact = ExactEvalSampler(
+        held_out, batch_size=3, num_replicas=manager.world_size, rank=manager.rank
+    )
+    with training:
+        loop = ValidationLoop.from_training_strategy(
+            training, ValidationConfig(validation_data=DataLoader(held_out, batch_sampler=exact))
+        )
+        with loop:
+            by_exact_sampler = loop.execute()["total_loss"]
     return {
         "notes": notes,
         "summary": training.last_validation,
+        "by_exact_sampler": by_exact_sampler,
         "counters": (training.step_count, training.global_step_count, training.epoch_count),
         "restored": loader.sampler is sampler
         and loader.batch_sampler is None
@@ -158,6 +175,7 @@ def test_two_ranks_end_where_one_process_ends_on_the_joint_batches(several: bool
     for result in results:
         assert result["summary"]["distributed_reduced"]
         assert result["summary"]["total_loss"] == pytest.approx(summary["total_loss"], abs=1e-9)
+        assert result["by_exact_sampler"] == pytest.approx(summary["total_loss"], abs=1e-9)
         assert result["summary"]["per_component_sample_count"] == {
             "EnergyMSELoss": 7,
             "ForceMSELoss": 7,
