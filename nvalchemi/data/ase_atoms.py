@@ -1,6 +1,8 @@
 """One `ase.Atoms` -> AtomicData: the geometry as it is, the labels that were found."""
 
+import sys
 import warnings
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +25,7 @@ Missing = Literal["raise", "skip", "allow"]
 def from_ase(
     atoms: Atoms,
     *,
-    label_keys: LabelKeys | None = None,
+    label_keys: LabelKeys | Mapping[str, str | None] | None = None,
     dtype: torch.dtype = torch.float32,
     missing: Literal["raise", "allow"] = "allow",
     units: str = "eV/Angstrom",
@@ -37,7 +39,7 @@ def from_ase(
         The structure. Labels are looked up in ``atoms.info`` (of the structure) or
         ``atoms.arrays`` (of the atoms), and among the raw results of the attached calculator; no
         calculation is started, and constraints do not change forces.
-    label_keys : LabelKeys, optional
+    label_keys : LabelKeys or mapping, optional
         What is wanted and where it is. By default energy, forces, stress, virial, dipole and
         charges are taken where they are there under these names.
     dtype : torch.dtype
@@ -60,7 +62,7 @@ def from_ase(
     Raises
     ------
     TypeError
-        If `atoms` is no `ase.Atoms`.
+        If `atoms` is no `ase.Atoms`, or `label_keys` are none.
     ValueError
         If a label has a wrong shape, is not finite, belongs to another geometry or contradicts
         another one; if a wanted one is absent with ``missing="raise"``; if the structure has no
@@ -73,17 +75,18 @@ def from_ase(
     """
     if not isinstance(atoms, Atoms):
         raise TypeError(f"from_ase takes an ase.Atoms: got {type(atoms).__name__}")
-    check_choice("missing", missing, ("raise", "allow"))
+    choices = ("raise", "allow")
+    check_choice("missing", missing, choices)
     check_units(units)
-    keys = STANDARD_KEYS if label_keys is None else label_keys
+    keys = STANDARD_KEYS if label_keys is None else LabelKeys.of(label_keys)
     found = find_labels(atoms, keys, units)
     if frame_problem(atoms, found, missing) is not None:
         audit = LabelAudit(f"structure {atoms.get_chemical_formula()}", keys, units)
         audit.see(atoms)
-        raise ValueError(complaint(audit, missing))
+        raise ValueError(complaint(audit, missing, choices))
     loss = energy_loss(found, dtype)
     if loss > MAX_ENERGY_LOSS:
-        warnings.warn(precision_sentence(loss), UserWarning, stacklevel=2)
+        warn_user(precision_sentence(loss))
     return to_data(atoms, found, keys, dtype, cls)
 
 
@@ -122,11 +125,27 @@ def frame_problem(atoms: Atoms, found: FoundLabels, missing: Missing) -> str | N
     return "; ".join(stated) if stated else None
 
 
-def complaint(audit: LabelAudit, missing: str) -> str:
-    remedy = ""
-    if missing == "raise":
-        remedy = " missing='skip' leaves such structures out, missing='allow' keeps them."
-    return f"{audit.source}: " + "; ".join(audit.problems) + "." + remedy
+def complaint(audit: LabelAudit, missing: str, choices: tuple[str, ...]) -> str:
+    """What is wrong, and what the called function, which takes these policies, can do about it."""
+    stated = audit.unusable if missing == "allow" else audit.problems
+    remedies = []
+    if "skip" in choices:
+        remedies.append("missing='skip' leaves such structures out")
+    if "allow" in choices and not audit.unusable:
+        remedies.append("missing='allow' keeps them without the label")
+    if audit.broken_labels:
+        unread = ", ".join(f"{name}=None" for name in audit.broken_labels)
+        remedies.append(f"LabelKeys({unread}) does not read the label")
+    remedy = f" {', '.join(remedies)}." if remedies else ""
+    return f"{audit.source}: {'; '.join(stated)}.{remedy}"
+
+
+def warn_user(message: str) -> None:
+    """Warn at the line that called this package, however deep in it the finding was made."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("nvalchemi."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 def energy_loss(found: FoundLabels, dtype: torch.dtype) -> float:

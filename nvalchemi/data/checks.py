@@ -52,7 +52,7 @@ def check_tensor(name: str, value: Tensor, level: Level, count: int | None) -> N
     if value.dim() == 0:
         raise ValueError(f"{name} must have a leading axis over {_COUNTED[level]}: got a scalar")
     if name in FIELDS:
-        _check_field(FIELDS[name], value, level)
+        _check_field(FIELDS[name], value, level, count)
     if count is not None and value.shape[0] != count:
         raise ValueError(
             f"Inconsistent number of {_COUNTED[level]} in {name}: "
@@ -60,7 +60,7 @@ def check_tensor(name: str, value: Tensor, level: Level, count: int | None) -> N
         )
 
 
-def _check_field(field: Field, value: Tensor, level: Level) -> None:
+def _check_field(field: Field, value: Tensor, level: Level, count: int | None) -> None:
     if level != field.level:
         raise ValueError(f"{field.name} is a field of the {field.level}: it can not be of {level}s")
     kind = kind_of(value.dtype)
@@ -77,7 +77,8 @@ def _check_field(field: Field, value: Tensor, level: Level) -> None:
     )
     if not fits:
         wanted = ", ".join("*" if size is None else str(size) for size in field.shape)
-        lead = {"atom": "V", "edge": "E", "system": "B"}[level]
+        # of one structure the leading axis is the 1 that is forgotten most often
+        lead = {"atom": "V", "edge": "E", "system": "1" if count == 1 else "B"}[level]
         raise ValueError(
             f"{field.name} must have shape [{lead}{', ' + wanted if wanted else ''}]: "
             f"got {list(value.shape)}"

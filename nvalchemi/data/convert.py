@@ -6,8 +6,7 @@ reported, and never invented; nothing is changed in silence.
 
 import os
 import shutil
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +21,7 @@ from nvalchemi.data.ase_atoms import (
     frame_problem,
     from_ase,
     to_data,
+    warn_user,
 )
 from nvalchemi.data.atomic_data import AtomicData
 from nvalchemi.data.batch import Batch
@@ -52,7 +52,7 @@ class _MixedPeriodicity(Exception):
 def read_extxyz(
     path: str | Path,
     *,
-    label_keys: LabelKeys = _DEFAULT_KEYS,
+    label_keys: LabelKeys | Mapping[str, str | None] = _DEFAULT_KEYS,
     dtype: torch.dtype = torch.float32,
     missing: Missing = "raise",
     units: str = "eV/Angstrom",
@@ -63,7 +63,7 @@ def read_extxyz(
     ----------
     path : path
         The file.
-    label_keys : LabelKeys
+    label_keys : LabelKeys or mapping
         What is wanted, and under which key the file holds it; by default energy and forces.
     dtype : torch.dtype
         Of all floating-point fields.
@@ -90,15 +90,16 @@ def read_extxyz(
         Once each: structures left out, energies that `dtype` does not resolve to 1e-4 eV, energies
         that are impossible in the unit given.
     """
-    check_choice("missing", missing, ("raise", "skip", "allow"))
+    choices = ("raise", "skip", "allow")
+    check_choice("missing", missing, choices)
     check_units(units)
     audit = LabelAudit(Path(path).name, label_keys, units)
-    return _convert(_iterate_extxyz(path), audit, missing, dtype)
+    return _convert(_iterate_extxyz(path), audit, missing, dtype, choices)
 
 
 def audit_labels(
     source: str | Path | Iterable[Atoms],
-    label_keys: LabelKeys = _DEFAULT_KEYS,
+    label_keys: LabelKeys | Mapping[str, str | None] = _DEFAULT_KEYS,
     *,
     units: str = "eV/Angstrom",
 ) -> LabelAudit:
@@ -108,7 +109,7 @@ def audit_labels(
     ----------
     source : path or iterable of ase.Atoms
         What to look at.
-    label_keys : LabelKeys
+    label_keys : LabelKeys or mapping
         What would be asked for.
     units : str
         Unit of the labels, see `from_ase`.
@@ -133,7 +134,7 @@ def import_extxyz(
     path: str | Path,
     store: str | Path,
     *,
-    label_keys: LabelKeys = _DEFAULT_KEYS,
+    label_keys: LabelKeys | Mapping[str, str | None] = _DEFAULT_KEYS,
     cutoff: float | None = None,
     dtype: torch.dtype = torch.float32,
     missing: Literal["raise", "skip"] = "raise",
@@ -183,7 +184,7 @@ def import_atoms(
     frames: Sequence[Atoms],
     store: str | Path,
     *,
-    label_keys: LabelKeys = _DEFAULT_KEYS,
+    label_keys: LabelKeys | Mapping[str, str | None] = _DEFAULT_KEYS,
     cutoff: float | None = None,
     dtype: torch.dtype = torch.float32,
     missing: Literal["raise", "skip"] = "raise",
@@ -220,7 +221,11 @@ def _iterate_extxyz(path: str | Path) -> Iterator[Atoms]:
 
 
 def _convert(
-    frames: Iterable[Atoms], audit: LabelAudit, missing: Missing, dtype: torch.dtype
+    frames: Iterable[Atoms],
+    audit: LabelAudit,
+    missing: Missing,
+    dtype: torch.dtype,
+    choices: tuple[str, ...],
 ) -> Iterator[AtomicData]:
     """Convert structures; all are seen by the audit before the first that is refused raises."""
     remaining = iter(frames)
@@ -234,21 +239,21 @@ def _convert(
         if problem is not None:
             for later in remaining:
                 audit.see(later)
-            raise ValueError(complaint(audit, missing))
+            raise ValueError(complaint(audit, missing, choices))
         audit.max_energy_loss = max(audit.max_energy_loss, energy_loss(found, dtype))
         _warn_once(audit, warned)
         yield to_data(atoms, found, audit.keys, dtype, AtomicData)
     if audit.refused:
-        warnings.warn(_refusal(audit), UserWarning, stacklevel=2)
+        warn_user(_refusal(audit))
 
 
 def _warn_once(audit: LabelAudit, warned: set[str]) -> None:
     if audit.max_energy_loss > MAX_ENERGY_LOSS and "precision" not in warned:
         warned.add("precision")
-        warnings.warn(precision_sentence(audit.max_energy_loss), UserWarning, stacklevel=3)
+        warn_user(precision_sentence(audit.max_energy_loss))
     if audit.frames_beyond_thomas_fermi and "unit" not in warned:
         warned.add("unit")
-        warnings.warn(f"{audit.source}: {audit.unit_sentence()}", UserWarning, stacklevel=3)
+        warn_user(f"{audit.source}: {audit.unit_sentence()}")
 
 
 def _refusal(audit: LabelAudit) -> str:
@@ -267,20 +272,22 @@ def _import(
     make_frames: Callable[[], Iterable[Atoms]],
     source: str,
     store: str | Path,
-    keys: LabelKeys,
+    keys: LabelKeys | Mapping[str, str | None],
     cutoff: float | None,
     dtype: torch.dtype,
     missing: Missing,
     units: str,
 ) -> LabelAudit:
-    check_choice("missing", missing, ("raise", "skip"))
+    choices = ("raise", "skip")
+    check_choice("missing", missing, choices)
     check_units(units)
+    keys = LabelKeys.of(keys)
     target = Path(store)
     if target.exists():
         raise FileExistsError(f"{target} exists already: choose another path or remove it")
     for always_cell in (False, True):
         audit = LabelAudit(source, keys, units)
-        structures = _convert(make_frames(), audit, missing, dtype)
+        structures = _convert(make_frames(), audit, missing, dtype, choices)
         try:
             _write_store(structures, target, cutoff, always_cell)
         except _MixedPeriodicity:

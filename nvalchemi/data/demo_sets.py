@@ -11,7 +11,6 @@ Molecules: ASE's g2 collection, L. A. Curtiss et al., J. Chem. Phys. 106, 1063 (
 """
 
 import ctypes
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -24,6 +23,8 @@ from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.data import atomic_numbers, reference_states
 from ase.units import Bohr, Hartree
+
+from nvalchemi.data.ase_atoms import warn_user
 
 _METALS = ("Cu", "Ni", "Pd", "Ag", "Au")
 _LATTICE_CONSTANT = {
@@ -181,10 +182,8 @@ def _labelled_molecule(seed: int, index: int) -> Atoms:
         try:
             return _xtb_labels(atoms)
         except RuntimeError as error:
-            warnings.warn(
-                f"molecule {index} ({atoms.info['name']}) of seed {seed} is drawn anew: {error}",
-                UserWarning,
-                stacklevel=3,
+            warn_user(
+                f"molecule {index} ({atoms.info['name']}) of seed {seed} is drawn anew: {error}"
             )
     raise RuntimeError(f"GFN2-xTB failed for {_MAX_DRAWS} draws of molecule {index}, seed {seed}")
 

@@ -2,7 +2,7 @@
 
 import html
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from ase import Atoms
@@ -56,9 +56,14 @@ class LabelAudit:
         Keys that hold numbers and were not asked for: structures that have them.
     """
 
-    def __init__(self, source: str, keys: LabelKeys, units: str = "eV/Angstrom") -> None:
+    def __init__(
+        self,
+        source: str,
+        keys: LabelKeys | Mapping[str, str | None],
+        units: str = "eV/Angstrom",
+    ) -> None:
         self.source = source
-        self.keys = keys
+        self.keys = keys = LabelKeys.of(keys)
         self.units = units
         self.num_frames = 0
         self.num_atoms = 0
@@ -138,15 +143,26 @@ class LabelAudit:
     @property
     def problems(self) -> list[str]:
         """Sentences on what is missing or broken; empty if nothing is."""
+        sentences = self.unusable
+        for (name, reason), frames in self._absent.items():
+            sentence = f"no {name} in {self._frames(frames)}: {reason}"
+            sentences.append(sentence + self._hint(name))
+        return sentences
+
+    @property
+    def unusable(self) -> list[str]:
+        """Sentences on structures and labels that are there and broken."""
         sentences = [
             f"{self._frames(frames)}: {reason}" for reason, frames in self._structure.items()
         ]
         for (name, reason), frames in self._broken.items():
             sentences.append(f"unusable {name} in {self._frames(frames)}: {reason}")
-        for (name, reason), frames in self._absent.items():
-            sentence = f"no {name} in {self._frames(frames)}: {reason}"
-            sentences.append(sentence + self._hint(name))
         return sentences
+
+    @property
+    def broken_labels(self) -> list[str]:
+        """Names in `LabelKeys` of the labels that are broken in some structure."""
+        return sorted({name for name, _ in self._broken})
 
     @property
     def findings(self) -> list[str]:

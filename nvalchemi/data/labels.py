@@ -25,6 +25,10 @@ UNITS: dict[str, tuple[float, float]] = {
     "Hartree/Bohr": (Hartree, Bohr),
 }
 
+# Arrays that ASE keeps for itself, and such that it fills with zeros: neither are labels.
+_ASE_ARRAYS = frozenset({"positions", "numbers", "tags", "spacegroup_kinds"})
+_ASE_ZEROS = frozenset({"initial_magmoms", "initial_charges", "momenta"})
+
 # Positions in ASE's Voigt order xx, yy, zz, yz, xz, xy of the elements of a 3 x 3 tensor.
 _VOIGT = np.array([[0, 5, 4], [5, 1, 3], [4, 3, 2]])
 
@@ -70,6 +74,31 @@ class LabelKeys:
         for name, key in self.wanted():
             if not isinstance(key, str) or not key:
                 raise TypeError(f"the key of {name} must be a name or None: got {key!r}")
+
+    @classmethod
+    def of(cls, keys: "LabelKeys | Mapping[str, str | None]") -> "LabelKeys":
+        """Keys as they are, or of a mapping: ``{"energy": "E"}`` is ``LabelKeys(energy="E")``.
+
+        Raises
+        ------
+        TypeError
+            If it is something else, or a name is none of a label.
+        """
+        if isinstance(keys, LabelKeys):
+            return keys
+        names = [entry.name for entry in fields(cls)]
+        if not isinstance(keys, Mapping):
+            raise TypeError(
+                "label_keys must be LabelKeys or a mapping of labels to keys, such as "
+                f"LabelKeys(energy='REF_energy'): got {keys!r}"
+            )
+        unknown = [name for name in keys if name not in names]
+        if unknown:
+            raise TypeError(
+                f"label_keys maps labels ({', '.join(names)}) to the keys of the data: got the "
+                f"label {unknown[0]!r}"
+            )
+        return cls(**keys)
 
     def wanted(self) -> Iterator[tuple[str, str]]:
         """Pairs of a name of this class and its key, for all that is not None."""
@@ -136,7 +165,7 @@ def find_labels(atoms: Atoms, keys: LabelKeys, units: str = "eV/Angstrom") -> Fo
         try:
             raw = _look_up(atoms, name, key)
             if raw is None:
-                found.absent[name] = f"there is no key {key!r}"
+                found.absent[name] = _why_absent(atoms, name, key)
                 continue
             value = _shaped(raw, name, len(atoms)) * factors.get(name, 1.0)
             if name == "stress_from_virial":
@@ -176,6 +205,20 @@ def _look_up(atoms: Atoms, name: str, key: str) -> Any:
             f"differs between {place} and the results of the calculator: rename or remove one"
         )
     return value
+
+
+def _why_absent(atoms: Atoms, name: str, key: str) -> str:
+    if level_of_label(name) == "system" and key in atoms.arrays:
+        return (
+            f"{key!r} is there, but as an array with a row for each atom (atoms.arrays), where "
+            f"{name} belongs to the whole structure (atoms.info)"
+        )
+    if level_of_label(name) == "atom" and key in atoms.info:
+        return (
+            f"{key!r} is there, but as a value of the whole structure (atoms.info), where {name} "
+            "has a row for each atom (atoms.arrays)"
+        )
+    return f"there is no key {key!r}"
 
 
 def _is_stale(atoms: Atoms) -> bool:
@@ -233,11 +276,13 @@ def _resolution(energy: Any) -> float:
 def numeric_keys(atoms: Atoms) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Keys of a structure that hold numbers, with level and shape.
 
-    Positions and atomic numbers are left out. The axis over the atoms has size -1.
+    Positions, atomic numbers and ASE's own bookkeeping are left out. The axis over the atoms has
+    size -1.
     """
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
     for key, raw in atoms.arrays.items():
-        if key not in ("positions", "numbers") and raw.dtype.kind in "iuf":
+        own = key in _ASE_ARRAYS or (key in _ASE_ZEROS and not raw.any())
+        if not own and raw.dtype.kind in "iuf":
             found[key] = ("atom", (-1, *raw.shape[1:]))
     results = getattr(atoms.calc, "results", None) or {}
     for key, raw in (*results.items(), *atoms.info.items()):

@@ -14,7 +14,14 @@ from ase.io import write
 from ase.units import kcal, mol
 
 from nvalchemi.data import AtomicData
-from nvalchemi.data.convert import LabelKeys, audit_labels, from_ase, read_extxyz
+from nvalchemi.data.convert import (
+    LabelKeys,
+    audit_labels,
+    from_ase,
+    import_atoms,
+    import_extxyz,
+    read_extxyz,
+)
 
 _SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
@@ -35,7 +42,7 @@ def ethanol(**info):
 def shared_file(name):
     path = _SHARED / name
     if not path.is_file():
-        pytest.skip(f"no {path.name} here")
+        pytest.skip(f"{path.name} is an optional real file, not shipped with the project")
     return path
 
 
@@ -308,6 +315,128 @@ def test_a_file_with_an_at_sign_in_its_name_is_read(tmp_path):
     write(tmp_path / "plain.xyz", crystal(), format="extxyz")
     (tmp_path / "plain.xyz").rename(tmp_path / "md@300.xyz")
     assert len(list(read_extxyz(tmp_path / "md@300.xyz"))) == 1
+
+
+# What errors and warnings say.
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """Two structures, one of them with an energy that is not finite."""
+    path = tmp_path / "broken.xyz"
+    write(path, [crystal(), crystal(energy=np.nan)], format="extxyz")
+    return path
+
+
+def errors_of(call, match):
+    with pytest.raises(ValueError, match=match) as found:
+        call()
+    return str(found.value)
+
+
+def test_a_missing_label_is_answered_with_what_the_called_function_takes(partly_labelled, tmp_path):
+    def imported():
+        import_extxyz(partly_labelled, tmp_path / "s.zarr", label_keys=_MINE)
+
+    text = errors_of(imported, "missing='skip' leaves such structures out")
+    assert "allow" not in text
+    with pytest.raises(ValueError, match="must be one of 'raise', 'skip'"):
+        import_extxyz(partly_labelled, tmp_path / "s.zarr", missing="allow")
+    text = errors_of(lambda: list(read_extxyz(partly_labelled, label_keys=_MINE)), "'skip' leaves")
+    assert "missing='allow' keeps them without the label" in text
+    keys = LabelKeys(forces="my_forces")
+    text = errors_of(
+        lambda: from_ase(ethanol(energy=1.0), label_keys=keys, missing="raise"), "allo"
+    )
+    assert "skip" not in text
+
+
+def test_a_broken_label_is_not_answered_with_allow(broken, tmp_path):
+    unread = r"LabelKeys\(energy=None\) does not read the label"
+    for policy in ("raise", "allow"):
+        text = errors_of(lambda: list(read_extxyz(broken, missing=policy)), unread)  # noqa: B023
+        assert "missing='skip' leaves such structures out" in text and "allow" not in text
+    text = errors_of(lambda: import_extxyz(broken, tmp_path / "s.zarr"), unread)
+    assert "missing='skip' leaves such structures out" in text and "allow" not in text
+    for policy in ("raise", "allow"):
+        text = errors_of(lambda: from_ase(crystal(np.nan), missing=policy), unread)  # noqa: B023
+        assert "missing=" not in text
+    assert "no key" not in text  # what was not there was not asked for either
+
+
+def test_label_keys_may_be_a_mapping_everywhere(partly_labelled, tmp_path):
+    mine = {"energy": "my_energy", "forces": None}
+    assert len(list(read_extxyz(partly_labelled, label_keys=mine))) == 5
+    assert audit_labels(partly_labelled, mine).keys == LabelKeys(energy="my_energy", forces=None)
+    assert import_extxyz(partly_labelled, tmp_path / "a.zarr", label_keys=mine).num_kept == 5
+    frames = [ethanol(my_energy=2.0)]
+    assert import_atoms(frames, tmp_path / "b.zarr", label_keys=mine).num_kept == 1
+    assert from_ase(frames[0], label_keys=mine).energy.item() == 2.0
+
+
+@pytest.mark.parametrize(
+    ("keys", "match"),
+    [
+        (
+            {"enrgy": "E"},
+            r"maps labels \(energy, forces, .*\) to the keys of the data: got .*enrgy",
+        ),
+        ("energy", "must be LabelKeys or a mapping of labels to keys"),
+        (["energy", "forces"], "must be LabelKeys or a mapping"),
+        ({"energy": 3}, "key of energy must be a name or None"),
+    ],
+)
+def test_other_label_keys_are_refused_everywhere(partly_labelled, tmp_path, keys, match):
+    store = tmp_path / "s.zarr"
+    for call in (
+        lambda: read_extxyz(partly_labelled, label_keys=keys),
+        lambda: audit_labels(partly_labelled, keys),
+        lambda: import_extxyz(partly_labelled, store, label_keys=keys),
+        lambda: import_atoms([ethanol()], store, label_keys=keys),
+        lambda: from_ase(ethanol(), label_keys=keys),
+    ):
+        with pytest.raises(TypeError, match=match):
+            call()
+    assert not store.exists()
+
+
+def test_a_key_of_the_other_level_is_not_called_absent(tmp_path):
+    atoms = ethanol(REF_energy=-5.5)
+    atoms.arrays["REF_forces"] = np.zeros((9, 3))
+    swapped = LabelKeys(energy="REF_forces", forces="REF_energy")
+    problems = "; ".join(audit_labels([atoms], swapped).problems)
+    assert "'REF_forces' is there, but as an array with a row for each atom" in problems
+    assert "'REF_energy' is there, but as a value of the whole structure" in problems
+    assert "there is no key" not in problems
+    write(tmp_path / "a.xyz", atoms, format="extxyz")
+    with pytest.raises(ValueError, match="'REF_forces' is there, but as an array"):
+        list(read_extxyz(tmp_path / "a.xyz", label_keys=swapped))
+
+
+def test_warnings_point_at_the_line_of_the_user(partly_labelled, tmp_path):
+    frames = [crystal(energy=-123456.7)] * 2 + [molecule("H2O")]
+    calls = (
+        lambda: list(read_extxyz(partly_labelled, label_keys=_MINE, missing="skip")),
+        lambda: import_extxyz(
+            partly_labelled, tmp_path / "a.zarr", label_keys=_MINE, missing="skip"
+        ),
+        lambda: import_atoms(frames, tmp_path / "b.zarr", missing="skip"),
+        lambda: from_ase(crystal(energy=-123456.7)),
+        lambda: AtomicData.from_atoms(crystal(energy=-123456.7)),
+    )
+    for call in calls:
+        with pytest.warns(UserWarning) as seen:
+            call()
+        assert {warning.filename for warning in seen} == {__file__}
+
+
+def test_arrays_that_ase_keeps_for_itself_are_no_labels():
+    slab = fcc111("Cu", (1, 1, 2), vacuum=5.0)
+    slab.set_initial_magnetic_moments(np.zeros(2))
+    slab.set_initial_charges(np.array([0.5, -0.5]))
+    slab.arrays["mine"] = np.zeros(2)
+    assert slab.arrays["tags"].any()
+    assert set(audit_labels([slab]).other_keys) == {"initial_charges", "mine"}
 
 
 def test_arguments_are_checked_before_the_file_is_opened(tmp_path):
