@@ -1,6 +1,7 @@
 """The architecture, held by the syntax trees: one-way imports, small files, a light start."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "nvalchemi"
 # A module may import from its own layer and from those before it.
-LAYERS = ["distributed", "data", "models", "hooks", "training", "sharding", "notebook", "cli"]
+LAYERS = ["distributed", "data", "models", "hooks", "training", "sharding", "notebook"]
 # Names that scripts written for the peer import from an earlier layer: resolved on first use only.
 LAZY_ALIASES = {"nvalchemi.hooks": ("nvalchemi.training.context",)}
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -79,7 +80,7 @@ def test_imports_point_only_to_earlier_layers(path: Path) -> None:
         "from nvalchemi import training",
         "from ..training.hooks import DDPHook",
         "from .. import sharding",
-        "def f():\n    import nvalchemi.cli",
+        "def f():\n    import nvalchemi.notebook",
         "import importlib\nimportlib.import_module('nvalchemi.notebook')",
     ],
 )
@@ -90,6 +91,14 @@ def test_the_check_itself_sees_each_way_to_import(line: str) -> None:
 def test_the_check_itself_allows_earlier_layers() -> None:
     source = "import torch\nfrom nvalchemi import __version__\nfrom nvalchemi.data import Batch\n"
     assert forbidden_imports(source, "nvalchemi.training.strategy", is_package=False) == []
+
+
+def test_readme_and_contributing_name_the_layers_that_exist() -> None:
+    assert not [layer for layer in LAYERS if not (PACKAGE / layer / "__init__.py").exists()]
+    for name in ("README.md", "CONTRIBUTING.md"):
+        text = (PACKAGE.parent / name).read_text()
+        sentence = text.partition("Imports point one way:")[2].partition(";")[0]
+        assert re.findall(r"`(\w+)`", sentence) == LAYERS, name
 
 
 def test_import_nvalchemi_loads_neither_torch_nor_numpy() -> None:

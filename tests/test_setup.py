@@ -18,6 +18,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 # What `make` installs, and so what constraints.txt must pin; the other extras are a user's choice.
 INSTALLED_EXTRAS = ["test", "xtb", "dev", "lab"]
+FEATURE_EXTRAS = ["pymatgen", "tensorboard", "wandb", "ray"]
 ALL_REQUIREMENTS = [Requirement(r) for r in sum(EXTRAS.values(), PROJECT["dependencies"])]
 
 
@@ -68,6 +69,18 @@ def test_dependencies_lists_nothing_else() -> None:
     text = (ROOT / "docs" / "dependencies.md").read_text()
     listed = set(re.findall(r"^\| `([^`]+)` \|", text, flags=re.M))
     assert listed == {r.name for r in ALL_REQUIREMENTS}
+
+
+def test_packages_that_no_code_uses_yet_are_marked_as_such() -> None:
+    files = [*ROOT.glob("nvalchemi/**/*.py"), *ROOT.glob("examples/**/*.py")]
+    code = "\n".join(path.read_text() for path in [*files, *ROOT.glob("notebooks/*.ipynb")])
+    optional = [r for extra in ("xtb", *FEATURE_EXTRAS) for r in EXTRAS[extra]]
+    for name in (Requirement(r).name for r in PROJECT["dependencies"] + optional):
+        module = name.removeprefix("nvidia-")
+        used = re.search(rf"\b(import|from) {module}\b|find_spec\(.{module}", code) is not None
+        text = (ROOT / "docs" / "dependencies.md").read_text()
+        (line,) = [x for x in text.splitlines() if x.startswith(f"| `{name}` |")]
+        assert ("to come: " in line) != used, f"{name}: used {used}, docs/dependencies.md: {line}"
 
 
 def tree_files(readme: str) -> list[str]:

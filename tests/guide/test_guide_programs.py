@@ -1,4 +1,7 @@
-"""The programs of the user guide, each as plain Python, under torchrun and from a notebook cell."""
+"""The programs of the user guide, each as plain Python, under torchrun and from a notebook cell.
+
+The guide is the one on distributed training that this library follows, not a document of its own.
+"""
 
 import json
 import os
