@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampler_cases import Lengths
 
-from nvalchemi.data.datapipes.samplers import MultiDatasetBatchSampler
+from nvalchemi.data.datapipes.samplers import MultiDatasetBatchSampler, MultiDatasetSampler
 
 BATCHES = MultiDatasetBatchSampler
 
@@ -167,6 +167,8 @@ def test_the_order_of_a_sampler_never_changes_between_versions():
         56744528,
         40697839,
     ]
+    single = MultiDatasetSampler(Lengths(60, 2000), num_replicas=4, rank=1, seed=1234)
+    assert list(single)[:6] == [1390, 1858, 682, 1691, 1380, 1737]
     mixed = BATCHES(Lengths(60, 2000, 10**8), batch_size=6, seed=1234, weights=[1, 2, 3])
     assert next(iter(mixed)) == [81293413, 269, 50, 61509424, 1390, 60809951]
     local = BATCHES(Lengths(60, 2000), batch_size=6, seed=1, locality=4, chunk_size=16)

@@ -118,6 +118,63 @@ def test_single_samples_in_a_batch_sampler_keep_the_steps_as_well():
     assert sorted(chain(*reference)) == list(range(120))
 
 
+@pytest.mark.parametrize("world_size", [2, 4, 6])
+@pytest.mark.parametrize("cls", [MultiDatasetSampler, EpochSampler])
+def test_every_rank_sees_every_data_set_and_every_chunk(cls: Any, world_size: int):
+    """Data sets that alternate must not each go to ranks of their own, nor chunks of a window."""
+    number, options = 6000, {"locality": 2, "chunk_size": 30}
+    data = Lengths(number // 2, number // 2) if cls is MultiDatasetSampler else range(number)
+    ranks = per_rank(world_size, cls, data, seed=2, **options)
+    own = number // world_size
+    for indices in ranks:
+        first = int((np.array(indices) < number // 2).sum())
+        assert abs(first - own / 2) < 5 * (own / 4) ** 0.5
+        odd_chunks = int((np.array(indices) // 30 % 2).sum())
+        assert abs(odd_chunks - own / 2) < 5 * (own / 4) ** 0.5
+
+
+def test_which_rank_begins_changes_nothing_about_a_step():
+    samplers = [MultiDatasetSampler(Lengths(70, 70), num_replicas=4, rank=r) for r in range(4)]
+    for sampler in samplers:
+        sampler.set_epoch(3)
+    steps = np.arange(len(samplers[0]))
+    window = samplers[1].window(steps, range(4))[..., 0]
+    order = samplers[0].order(np.arange(140)).reshape(-1, 4)
+    assert (np.sort(window) == np.sort(order)).all()
+    begins = [row.index(order[t, 0]) for t, row in enumerate(window.tolist())]
+    assert set(begins) == {0, 1, 2, 3}
+    assert all(
+        row == np.roll(order[t], begins[t]).tolist() for t, row in enumerate(window.tolist())
+    )
+    assert [list(s) for s in samplers] == window.T.tolist()
+
+
+@given(
+    before=st.sampled_from([1, 2, 3, 4]),
+    after=st.sampled_from([1, 2, 3, 4, 5]),
+    step=st.integers(0, 30),
+)
+@settings(max_examples=40, deadline=None)
+def test_single_samples_resume_on_any_number_of_ranks(before: int, after: int, step: int):
+    def sampler(world_size: int, rank: int) -> MultiDatasetSampler:
+        return MultiDatasetSampler(Lengths(80, 40), num_replicas=world_size, rank=rank, seed=6)
+
+    seen, states, rest = [], [], []
+    for rank in range(before):
+        own = sampler(before, rank)
+        running = iter(own)
+        seen += [next(running) for _ in range(step)]
+        states.append(own.state_dict())
+    assert all(state == states[0] for state in states)
+    for rank in range(after):
+        own = sampler(after, rank)
+        own.load_state_dict(states[0])
+        rest += list(own)
+    left = 120 - len(seen)
+    assert len(rest) == -(-left // after) * after
+    assert set(seen) | set(rest) == set(range(120)) and len(set(rest) - set(seen)) == left
+
+
 def test_ranks_never_share_a_sample():
     ranks = per_rank(4, BATCHES, Lengths(50, 30), batch_size=5)
     sets = [set(chain(*batches)) for batches in ranks]

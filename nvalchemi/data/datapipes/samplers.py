@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
 import torch
 
 from nvalchemi.data.datapipes.allocation import (
@@ -20,7 +21,7 @@ from nvalchemi.data.datapipes.allocation import (
 )
 from nvalchemi.data.datapipes.epoch_sampler import EpochSampler
 from nvalchemi.data.datapipes.mixture import Allocation, Contiguous, FixedBatches
-from nvalchemi.data.datapipes.order import Indices, derive_key
+from nvalchemi.data.datapipes.order import Indices, child_key, derive_key
 from nvalchemi.data.datapipes.sequence import EpochOrder, choose_drawing
 from nvalchemi.data.datapipes.sharded import ShardedSampler
 from nvalchemi.data.datapipes.weights import check_integer
@@ -243,8 +244,10 @@ class MultiDatasetBatchSampler(ShardedSampler[list[int]]):
 class MultiDatasetSampler(ShardedSampler[int]):
     """Single samples over several data sets, dealt to ranks; for use inside a BatchSampler.
 
-    At step t rank r of R takes the sample at position t * R + r of one global order. With
-    shuffle=False the order is data set after data set, else they are spread evenly.
+    At step t the R ranks take positions t * R to t * R + R - 1 of one global order. With
+    shuffle=False the order is data set after data set and rank r takes position t * R + r. Else the
+    data sets are spread evenly, and a hash of the step says which rank begins: dealt always from
+    rank 0 on, two data sets that alternate would each go to ranks of their own.
 
     Parameters
     ----------
@@ -324,6 +327,16 @@ class MultiDatasetSampler(ShardedSampler[int]):
         if not self.shuffle:
             allocation = Contiguous(allocation.counts(self.num_samples))
         return EpochOrder(self._drawing, derive_key(self.seed, epoch), allocation)
+
+    def _deal(self, first_units: Indices, ranks: Indices, epoch: int) -> Indices:
+        if not self.shuffle:
+            return super()._deal(first_units, ranks, epoch)
+        # by the unit and not by the step, so that a pass that begins elsewhere deals alike
+        key = derive_key("deal", self.seed, epoch)
+        turn = (child_key(key, first_units)[0] >> np.uint64(11)).astype(np.int64)
+        return self._units(
+            first_units[:, None] + (ranks + turn[:, None]) % self.num_replicas, epoch
+        )
 
     def _signature(self) -> str:
         size = "" if self.shuffle else f" of {self.num_samples}"
