@@ -98,14 +98,27 @@ def check_identical(look: Look) -> Iterator[Finding]:
         if (row >= 0).any():
             groups.setdefault(row.tobytes(), []).append(rank)
     same = max(groups.values(), key=len, default=[])
-    if len(same) > 1:
+    if len(same) < 2:
+        return
+    named = f"{', '.join(map(str, same[:8]))}{', ...' if len(same) > 8 else ''}"
+    data = {"check": "identical ranks", "ranks": same}
+    dealing = look.plan.source.dealing(look.epochs[0])
+    if dealing is not None and dealing.padded:
         yield Finding(
-            "error",
-            f"Ranks {', '.join(map(str, same[:8]))}{', ...' if len(same) > 8 else ''} get the same "
-            f"batches in every step{look.looked_at}: the work of {len(same)} ranks for one.",
-            "Build the sampler with num_replicas and rank of each rank, or use more data.",
-            {"check": "identical ranks", "ranks": same},
+            "warning",
+            f"Ranks {named} get the same batches: there are fewer batches than ranks, and those at "
+            "the beginning come again to fill them.",
+            "Use fewer ranks, smaller batches, or more data.",
+            data,
         )
+        return
+    yield Finding(
+        "error",
+        f"Ranks {named} get the same batches in every step{look.looked_at}: the work of "
+        f"{len(same)} ranks for one.",
+        "Build the sampler with num_replicas and rank of each rank, or use more data.",
+        data,
+    )
 
 
 def check_overlap(look: Look) -> Iterator[Finding]:
@@ -115,13 +128,25 @@ def check_overlap(look: Look) -> Iterator[Finding]:
     overlap = look.plan.overlap(look.epochs[0], ranks=look.ranks.tolist())
     a, b, part = overlap.most
     identical = (overlap.matrix == overlap.matrix[0, 0]).all()
-    if part > SHARED and not (identical and part == 1):
+    if part > SHARED and not (identical and part == 1) and share_before_the_last(look):
         yield Finding(
             "error",
             f"Ranks {a} and {b} share {part:.0%} of the samples that they see in an epoch.",
             "Give all ranks the same seed, and let each take its own part of one order.",
             {"check": "overlapping ranks", "ranks": (a, b), "share": part, "overlap": overlap},
         )
+
+
+def share_before_the_last(look: Look) -> bool:
+    """Whether ranks share samples of which none is in a last batch, as those of padding are."""
+    window = look.window
+    if window is None or look.steps_of_rank.min() < 2:
+        return True
+    last = look.steps[:, None] == look.steps_of_rank - 1
+    early = np.where((last | ~look.inside)[..., None], -1, window)
+    rows = [np.unique(early[:, column]) for column in range(len(look.ranks))]
+    samples = np.concatenate([row[row >= 0] for row in rows])
+    return bool(np.unique(samples).size < (1 - SHARED) * samples.size)
 
 
 def check_epochs(look: Look) -> Iterator[Finding]:

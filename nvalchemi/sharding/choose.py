@@ -10,6 +10,7 @@ from nvalchemi.data.datapipes.samplers import MultiDatasetBatchSampler
 from nvalchemi.sharding.iterated import IteratedSource
 from nvalchemi.sharding.samples import SampleSet
 from nvalchemi.sharding.sources import Source, TorchSource, WindowSource
+from nvalchemi.sharding.varying import VaryingSource, varies
 from nvalchemi.training.hooks.loader_sharding import sampler_arguments
 
 
@@ -103,6 +104,8 @@ def source_of(
     if getattr(sampler, "num_replicas", None) == world_size:
         check_length(sampler, samples)
         if callable(getattr(sampler, "window", None)):
+            if varies(sampler):
+                return VaryingSource(sampler, samples)
             own = None if hasattr(sampler, "batch_size") else batch_size or 1
             return WindowSource(sampler, samples, own, drop_last)
         if type(sampler) is DistributedSampler:

@@ -162,6 +162,8 @@ def resume_by_arithmetic(
     name = one.source.order_name(epoch)
     if a is None or b is None or name is None or name != other.source.order_name(epoch):
         return None
+    if not (a.even and b.even):
+        return None
     if not (dealt_once(a, one.samples.lengths) and dealt_once(b, other.samples.lengths)):
         return None
     whole = min(a.positions, a.emitted)

@@ -64,7 +64,7 @@ def measure_overlap(plan: "ShardPlan", epoch: int, ranks: Indices) -> Overlap:
     dealing = plan.source.dealing(epoch)
     method: Method = "counted"
     matrix = None
-    if dealing is not None and dealt_once(dealing, plan.samples.lengths):
+    if dealing is not None and dealing.even and dealt_once(dealing, plan.samples.lengths):
         matrix, method = overlap_of_padding(plan, epoch, ranks, dealing), "by construction"
     if matrix is None:
         matrix, method = count_pairs([seen_by(plan, epoch, int(r)) for r in ranks]), "counted"

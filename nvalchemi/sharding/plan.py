@@ -314,7 +314,8 @@ class ShardPlan:
 
     def overlap(self, epoch: int = 0, *, ranks: Chosen = None) -> Overlap:
         """Samples that each two ranks share; by default of all ranks, or of 16 if that is long."""
-        if ranks is None and self.source.dealing() is None:
+        dealing = self.source.dealing()
+        if ranks is None and (dealing is None or not dealing.even):
             ranks = spread_ranks(self.world_size, MANY_RANKS)
         chosen = as_indices("ranks", ranks, self.world_size)
         return measure_overlap(self, check_integer("epoch", epoch, 0), chosen)

@@ -37,6 +37,8 @@ class Dealing:
     independent : bool
         Whether draws are independent, so that any of them may repeat; else a data set is passed
         over before any of its samples comes again.
+    even : bool
+        Whether all units but the last have `unit` samples; else that is the most that one has.
     """
 
     positions: int
@@ -44,6 +46,7 @@ class Dealing:
     unit: int
     draws: Indices
     independent: bool
+    even: bool = True
 
     @property
     def padded(self) -> int:
@@ -109,9 +112,9 @@ def batches_of(samples: int, batch_size: int, drop_last: bool) -> int:
 class WindowSource:
     """A sampler with ``window(steps, ranks, epoch)``, alone or inside a BatchSampler.
 
-    If it has ``num_units``, ``order(positions, epoch)``, and ``draws_per_dataset`` or ``length``,
-    it promises that an epoch is the beginning of one global order, and step t of all ranks the
-    units t * R to t * R + R - 1.
+    If it has ``num_units``, ``order(positions, epoch)``, and ``draws_per_dataset`` or ``length``
+    (every sample once), it promises that an epoch is the beginning of one global order, and step t
+    of all ranks the units t * R to t * R + R - 1.
     """
 
     cheap = True
@@ -151,7 +154,7 @@ class WindowSource:
             sampler.set_epoch(epoch)
         draws = getattr(sampler, "draws_per_dataset", None)
         if draws is None and hasattr(sampler, "length"):
-            draws = [sampler.length]
+            draws = self._lengths
         known = hasattr(sampler, "num_units") and hasattr(sampler, "order")
         if draws is None or len(draws) != len(self._lengths) or not known:
             return None

@@ -19,6 +19,7 @@ from sharding_cases import (
 )
 from torch.utils.data import DistributedSampler
 
+from nvalchemi.data.datapipes.budget import BudgetBatchSampler
 from nvalchemi.data.datapipes.samplers import EpochSampler, MultiDatasetSampler
 from nvalchemi.sharding import Finding, ShardPlan
 
@@ -137,13 +138,35 @@ def test_batches_that_are_blocks_of_one_data_set():
     assert "stripes" not in found(ShardPlan([640, 640], sampler=Padded, world_size=4, batch_size=8))
 
 
-def test_a_mixture_that_is_dealt_in_turn_gives_each_rank_one_data_set():
-    plan = ShardPlan([400, 400], sampler=MultiDatasetSampler, world_size=2, batch_size=8)
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_data_sets_that_alternate_reach_every_rank(ranks):
+    """Dealt in turn, an even mixture would give each rank one data set."""
+    plan = ShardPlan([800, 800], sampler=MultiDatasetSampler, world_size=ranks, batch_size=8)
     shares = plan.composition().per_batch.sum(axis=0)
-    if (shares == 0).any():  # the even mixture alternates, and so do the ranks
-        assert found(plan)["rank composition"].data["rank"] in (0, 1)
-    else:
-        assert "rank composition" not in found(plan)
+    own = 1600 // ranks
+    assert (abs(shares - own / 2) < 4 * (own / 4) ** 0.5).all(), shares
+    assert plan.check() == []
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 7, 64])
+def test_padding_is_no_overlap(ranks):
+    """Few structures: ranks share a tenth of their samples and more by padding alone."""
+    sizes = np.random.default_rng(0).integers(5, 80, 200)
+    budget = ShardPlan(
+        200,
+        sampler=BudgetBatchSampler,
+        world_size=ranks,
+        sampler_kwargs={"max_atoms": 600},
+        sizes=sizes,
+    )
+    assert budget.coverage().padded > 0 and budget.overlap().most[2] > 0.1
+    assert [finding for finding in budget.check() if finding.severity == "error"] == []
+    same = found(budget).get("identical ranks")
+    assert (same is not None) == (ranks > 15) and (same is None or same.severity == "warning")
+    for number in (13, 26, 27):
+        foreign = ShardPlan(number, sampler=Padded, world_size=ranks, batch_size=2)
+        if foreign.num_steps() > 1:
+            assert "overlapping ranks" not in found(foreign)
 
 
 def test_ranks_with_another_mixture_than_the_others():

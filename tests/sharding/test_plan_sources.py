@@ -161,11 +161,16 @@ def test_balanced_batches_are_planned_with_the_sizes_of_the_plan():
     check_counts(plan, real, 0)
 
 
-def test_exact_evaluation_is_planned_with_its_empty_tail():
-    plan = ShardPlan(13, sampler=ExactEvalSampler, world_size=5, batch_size=2)
+@pytest.mark.parametrize("ranks", [1, 3, 5, 14])
+def test_exact_evaluation_is_planned_with_its_empty_tail(ranks):
+    plan = ShardPlan([10, 3], sampler=ExactEvalSampler, world_size=ranks, batch_size=2)
     coverage = plan.coverage()
     assert (coverage.seen, coverage.drawn, coverage.never) == (13, 13, 0)
-    assert plan.batch(4, 1).size == 0
+    assert (coverage.padded, coverage.method) == (0, "by construction")
+    check_counts(plan, emitted(plan), 0)
+    check_shares(plan, emitted(plan), 0)
+    if ranks == 5:
+        assert plan.batch(4, 1).size == 0
 
 
 def test_weights_that_change_from_epoch_to_epoch():
@@ -269,6 +274,52 @@ def test_batches_up_to_a_budget():
     assert emitted(plan, 1) == real
     load = plan.load()
     assert load.largest.cost <= load.bound == 200
-    assert plan.coverage(0).seen == 500
+    check_counts(plan, real, 1)
     with pytest.raises(ValueError, match="chooses the sizes of batches itself"):
         ShardPlan(500, sampler=BudgetBatchSampler, world_size=3, batch_size=4, sizes=sizes)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=3),
+    ranks=st.integers(1, 9),
+    epoch=st.integers(0, 2),
+    drop_last=st.booleans(),
+)
+def test_counts_of_batches_up_to_a_budget_follow_from_their_ends(lengths, ranks, epoch, drop_last):
+    number = sum(lengths)
+    sizes = np.random.default_rng(number).integers(1, 40, number)
+    try:
+        plan = ShardPlan(
+            lengths,
+            sampler=BudgetBatchSampler,
+            world_size=ranks,
+            drop_last=drop_last,
+            sampler_kwargs={"max_atoms": 100},
+            sizes=sizes,
+        )
+    except ValueError as refusal:
+        assert drop_last and "every rank must have a step" in str(refusal)
+        return
+    real = emitted(plan, epoch)
+    check_counts(plan, real, epoch)
+    check_shares(plan, real, epoch)
+    coverage = plan.coverage(epoch)
+    assert coverage.method == "by construction"
+    assert coverage.drawn == number + coverage.padded - coverage.dropped
+
+
+def test_a_resumed_epoch_of_a_budget_has_nothing_again():
+    sizes = np.random.default_rng(4).integers(1, 60, 500)
+    plans = [
+        ShardPlan(
+            500,
+            sampler=BudgetBatchSampler,
+            world_size=ranks,
+            sampler_kwargs={"max_atoms": 200},
+            sizes=sizes,
+        )
+        for ranks in (4, 2)
+    ]
+    resume = plans[0].diff(plans[1], stop=7).resume
+    assert (resume.start, resume.again, resume.never) == (14, 0, 0)

@@ -61,6 +61,8 @@ class BudgetBatchSampler(ShardedSampler[list[int]]):
 
     Attributes
     ----------
+    length : int
+        Structures of the data set; each has one place in an epoch.
     num_batches : int
         Batches of an epoch over all ranks, before padding or truncation.
     num_padded, num_dropped : int
@@ -119,8 +121,8 @@ class BudgetBatchSampler(ShardedSampler[list[int]]):
             generator=None,
             drop_last=drop_last,
         )
-        structures = len(self._strata.order)
-        self._computed = -(-structures * self.num_replicas // self.num_batches)
+        self.length = len(self._strata.order)
+        self._computed = -(-self.length * self.num_replicas // self.num_batches)
         dealt = len(self) * self.num_replicas
         self.num_padded = max(0, dealt - self.num_batches)
         self.num_dropped = max(0, self.num_batches - dealt)

@@ -41,14 +41,18 @@ class ExactEvalSampler(ShardedSampler[list[int]]):
 
     Attributes
     ----------
-    num_samples : int
+    length : int
         Samples over all ranks.
+    num_padded, num_dropped : int
+        Batches that come again, or that are left out: none.
 
     Raises
     ------
     ValueError, TypeError
         For an empty data set, one without a length, or arguments out of range.
     """
+
+    num_padded = num_dropped = 0
 
     def __init__(
         self,
@@ -61,13 +65,13 @@ class ExactEvalSampler(ShardedSampler[list[int]]):
     ) -> None:
         if not hasattr(dataset, "__len__"):
             raise TypeError(f"dataset must have a length, got {type(dataset).__name__}")
-        self.num_samples = len(dataset)
-        if not 1 <= self.num_samples <= MAX_SIZE:
-            raise ValueError(f"dataset must hold 1 to 2^40 samples, got {self.num_samples}")
+        self.length = len(dataset)
+        if not 1 <= self.length <= MAX_SIZE:
+            raise ValueError(f"dataset must hold 1 to 2^40 samples, got {self.length}")
         self.batch_size = check_integer("batch_size", batch_size, 1)
         super().__init__(
             unit=self.batch_size,
-            positions=self.num_samples,
+            positions=self.length,
             num_replicas=num_replicas,
             rank=rank,
             distributed_manager=distributed_manager,
@@ -87,15 +91,15 @@ class ExactEvalSampler(ShardedSampler[list[int]]):
         return self._shares(first_unit, ranks)[1][0] > 0
 
     def _sequence(self, epoch: int) -> Any:
-        return CyclicOrder(self.num_samples)
+        return CyclicOrder(self.length)
 
     def _signature(self) -> str:
-        return f"all {self.num_samples} samples in order"
+        return f"all {self.length} samples in order"
 
     def _shares(self, first_units: Indices, ranks: Indices) -> tuple[Indices, Indices]:
         """First sample and number of samples of ranks at steps, both (steps, ranks)."""
         start = (first_units * self._unit)[:, None]
-        left = np.clip(self.num_samples - start, 0, self._unit * self.num_replicas)
+        left = np.clip(self.length - start, 0, self._unit * self.num_replicas)
         each, more = np.divmod(left, self.num_replicas)
         return start + ranks * each + np.minimum(ranks, more), each + (ranks < more)
 
