@@ -27,7 +27,7 @@ lint: $(STAMP) ## ruff (rules and format) and mypy
 	@$(VENV)/ruff check --quiet .
 	@$(VENV)/ruff format --quiet --check . || \
 		{ echo "make lint: run '$(VENV)/ruff format .'" >&2; exit 1; }
-	@$(VENV)/mypy --scripts-are-modules nvalchemi $(wildcard examples)
+	@$(VENV)/mypy --scripts-are-modules nvalchemi $(wildcard examples benchmarks)
 
 bench: $(STAMP) ## run the benchmarks: ratios to peers and to what the machine can do
 	@for script in benchmarks/*.py; do echo "$$script"; $(RUN) python "$$script" || exit 1; done

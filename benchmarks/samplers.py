@@ -70,8 +70,9 @@ def many(total: int) -> Any:
 def torchs(total: int) -> Any:
     from torch.utils.data import BatchSampler, DistributedSampler
 
+    dataset: Any = range(total)  # torch asks for no more than a length
     return lambda: BatchSampler(
-        DistributedSampler(range(total), num_replicas=RANKS, rank=RANKS - 1), BATCH, False
+        DistributedSampler(dataset, num_replicas=RANKS, rank=RANKS - 1), BATCH, False
     )
 
 
