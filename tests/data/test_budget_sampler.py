@@ -263,6 +263,8 @@ def test_a_loader_reads_what_it_says():
         ({"max_atoms": 9, "sizes": None}, TypeError, r"Sized has no sizes\(\)"),
         ({"max_atoms": 9, "rank": 1}, ValueError, r"rank must be in \[0, 1\)"),
         ({"max_atoms": 9, "num_replicas": 2, "drop_last": True}, ValueError, "1 batches for 2"),
+        ({"max_atoms": 9, "shuffle": 0}, TypeError, "shuffle must be True or False, got 0"),
+        ({"max_atoms": 9, "drop_last": "a"}, TypeError, "drop_last must be True or False"),
         ({"max_atoms": 9, "seed": 0.5}, TypeError, "seed must be an integer"),
     ],
 )

@@ -110,9 +110,6 @@ def staged_compositions(
             "staged weights must be {first epoch: weights} with ascending epochs from 0, got the "
             f"epochs {first_epochs}"
         )
-    for first, own in weights.items():
-        if not isinstance(own, Iterable):
-            raise TypeError(f"weights[{first}] must be a sequence of weights, got {own!r}")
     return {
         first: weighted_composition(own, lengths, f"weights[{first}]")
         for first, own in zip(first_epochs, weights.values())
@@ -136,6 +133,11 @@ def counted_composition(
     samples_per_dataset: Sequence[float], lengths: list[int], batch_size: int
 ) -> Composition:
     """Integers: counts that hold in each batch. Any float: ratios, as weights."""
+    if not isinstance(samples_per_dataset, Iterable) or isinstance(samples_per_dataset, str):
+        raise TypeError(
+            "samples_per_dataset must be a sequence with a number for each data set, got "
+            f"{samples_per_dataset!r}"
+        )
     entries = list(samples_per_dataset)
     if any(isinstance(entry, bool) for entry in entries):
         raise TypeError(

@@ -9,7 +9,7 @@ from nvalchemi.data.datapipes.lpt import Costs
 from nvalchemi.data.datapipes.order import MAX_SIZE, Indices, child_key, derive_key
 from nvalchemi.data.datapipes.sample_sizes import Sizes, sample_sizes
 from nvalchemi.data.datapipes.sharded import ShardedSampler, resolve_rank
-from nvalchemi.data.datapipes.weights import check_integer
+from nvalchemi.data.datapipes.weights import check_flag, check_integer
 from nvalchemi.data.datapipes.windows import (
     find_pattern,
     number_of_windows,
@@ -99,14 +99,14 @@ class BudgetBatchSampler(ShardedSampler[list[int]]):
         self.max_atoms, self.max_edges = check_budget(max_atoms, max_edges)
         if oversize not in ("error", "alone"):
             raise ValueError(f"oversize must be 'error' or 'alone', got {oversize!r}")
-        self.oversize, self.shuffle = oversize, shuffle
+        self.oversize, self.shuffle = oversize, check_flag("shuffle", shuffle)
         self._budgets = budgeted_sizes(dataset, sizes, self.max_atoms, self.max_edges)
         if oversize == "error":
             refuse_oversize(self._budgets)
         self._limit = float(np.prod([float(budget) for _, _, budget in self._budgets]))
         self._plan()
         ranks = resolve_rank(num_replicas, rank, distributed_manager)[0]
-        if drop_last and self.num_batches < ranks:
+        if check_flag("drop_last", drop_last) and self.num_batches < ranks:
             raise ValueError(
                 f"every rank must have a step: {self.num_batches} batches for {ranks} ranks with "
                 "drop_last=True leave none; use fewer ranks, a smaller budget or drop_last=False"

@@ -17,7 +17,7 @@ from nvalchemi.data.datapipes.order import (
     PassOrder,
     child_key,
 )
-from nvalchemi.data.datapipes.weights import check_integer
+from nvalchemi.data.datapipes.weights import check_flag, check_integer
 
 DRAWS_PER_SET = 500
 """With so many draws from each data set, one call for each costs less than a key for each draw."""
@@ -82,10 +82,12 @@ def choose_drawing(
         For a windowed shuffle without chunks, without shuffling, or with replacement.
     """
     sizes = np.array(lengths, dtype=np.int64)
+    shuffle = check_flag("shuffle", shuffle)
+    replacement = None if replacement is None else check_flag("replacement", replacement)
     locality = check_integer("locality", locality, 0)
     chunks = None if chunk_size is None else chunk_sizes(chunk_size, len(lengths))
     if locality == 0:
-        return Drawing(sizes, bool(shuffle), bool(replacement))
+        return Drawing(sizes, shuffle, bool(replacement))
     if chunks is None:
         raise ValueError(
             f"locality needs chunk_size, the consecutive samples that are read together: got "

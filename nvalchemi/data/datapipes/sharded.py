@@ -15,7 +15,7 @@ from torch.utils.data import Sampler
 
 from nvalchemi.data.datapipes.order import Indices, derive_key
 from nvalchemi.data.datapipes.sequence import EpochOrder
-from nvalchemi.data.datapipes.weights import check_integer
+from nvalchemi.data.datapipes.weights import check_flag, check_integer
 
 T = TypeVar("T", int, list[int])
 
@@ -51,7 +51,7 @@ class ShardedSampler(Sampler[T], Generic[T]):
     ) -> None:
         self.num_replicas, self.rank = resolve_rank(num_replicas, rank, distributed_manager)
         self.seed = resolve_seed(seed, generator)
-        self.drop_last = bool(drop_last)
+        self.drop_last = check_flag("drop_last", drop_last)
         self.epoch = 0
         self._unit = unit
         self._computed = unit  # samples computed for a step
@@ -232,6 +232,8 @@ def resolve_seed(seed: int, generator: torch.Generator | None) -> int:
     seed = check_integer("seed", seed)
     if generator is None:
         return seed
+    if not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator, got {generator!r}; or give seed")
     if seed != 0:
         raise ValueError(f"give seed or generator, not both: got seed={seed} and a generator")
     return int(torch.randint(2**62, (), generator=generator, device=generator.device))
@@ -240,6 +242,11 @@ def resolve_seed(seed: int, generator: torch.Generator | None) -> int:
 def resolve_rank(num_replicas: int | None, rank: int | None, manager: Any) -> tuple[int, int]:
     """World size and rank: those of an initialised manager, else those given, else 1 and 0."""
     if manager is not None and is_initialised(manager):
+        if not hasattr(manager, "world_size") or not hasattr(manager, "rank"):
+            raise TypeError(
+                f"distributed_manager must have rank and world_size, got {manager!r}; give a "
+                "DistributedManager, or num_replicas and rank"
+            )
         own = (int(manager.world_size), int(manager.rank))
         for name, given, known in zip(("num_replicas", "rank"), (num_replicas, rank), own):
             if given is not None and given != known:

@@ -1,10 +1,12 @@
 """Weights of data sets: checked, made from sizes by a temperature, and turned into exact shares."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from numbers import Integral, Real
 from typing import Any
+
+import numpy as np
 
 from nvalchemi.data.datapipes.order import MAX_SIZE
 
@@ -18,8 +20,20 @@ def check_integer(name: str, value: Any, low: int | None = None) -> int:
     return int(value)
 
 
+def check_flag(name: str, value: Any) -> bool:
+    """`value` as bool; TypeError if it is none: "False" from a file or an argument is true."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
 def check_weights(weights: Sequence[float], lengths: list[int], name: str) -> list[Any]:
     """One finite weight >= 0 for each data set, not all zero, zero for an empty data set."""
+    if not isinstance(weights, Iterable) or isinstance(weights, str):
+        raise TypeError(
+            f"{name} must be a sequence with a number for each of {len(lengths)} data sets, got "
+            f"{weights!r}"
+        )
     weights = [entry.item() if hasattr(entry, "item") else entry for entry in weights]
     if len(weights) != len(lengths):
         what = "dataset weights" if name == "weights" else f"entries of {name}"
