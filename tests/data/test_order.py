@@ -1,6 +1,7 @@
 """Keyed orders: bijections, shuffle quality as good as numpy's, and an order that never changes."""
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -174,9 +175,15 @@ def z_of_batch_mates(orders: np.ndarray, n: int) -> float:
     return (found - expected) / np.sqrt(expected)
 
 
+def numpys(n: int, number: int) -> np.ndarray:
+    return np.stack([np.random.default_rng([0, epoch]).permutation(n) for epoch in range(number)])
+
+
 @pytest.mark.parametrize("n", [2**20, 200_000])
-def test_shuffle_quality_is_that_of_a_true_shuffle(n: int):
-    orders = epochs(n, 4)
+@pytest.mark.parametrize("draw", [epochs, numpys], ids=["ours", "numpy's"])
+def test_shuffle_quality_is_that_of_a_true_shuffle(draw: Callable[..., np.ndarray], n: int):
+    """numpy's own shuffle beside ours: what is asked of one holds for the other."""
+    orders = draw(n, 4)
     batches = orders[:, : n // BATCH * BATCH].reshape(-1, BATCH)
     tenth = n // 10
     scores = {

@@ -11,7 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampler_cases import Lengths
 
-from nvalchemi.data.datapipes.samplers import MultiDatasetBatchSampler, MultiDatasetSampler
+from nvalchemi.data.datapipes.samplers import (
+    EpochSampler,
+    MultiDatasetBatchSampler,
+    MultiDatasetSampler,
+)
 
 BATCHES = MultiDatasetBatchSampler
 
@@ -142,6 +146,34 @@ def test_a_hundred_million_samples_are_reached_anywhere():
     rest = np.array(list(sampler)[:-1])
     assert len(np.unique(rest)) == rest.size and rest.max() < 10**8
     assert np.array_equal(rest, sampler.window(range(1500, 1525), [1023])[:, 0])
+
+
+def test_the_largest_data_sets_and_thousands_of_them_are_reached_anywhere():
+    class OfLengths:
+        def __init__(self, *lengths: int) -> None:
+            self.lengths = lengths
+
+    lengths = [2**39 + 7, 2**38 - 7, 2**38]
+    whole = BATCHES(OfLengths(*lengths), batch_size=64, num_replicas=1024, rank=7)
+    assert sum(whole.draws_per_dataset) == 2**40 and whole.draws_per_dataset == lengths
+    assert len(whole) * 1024 * 64 == 2**40
+    whole.set_epoch_step(len(whole) - 2)
+    rest = np.array(list(iter(whole)))
+    assert rest.shape == (2, 64) and 0 <= rest.min() and rest.max() < 2**40
+    single = MultiDatasetSampler(OfLengths(*lengths), num_replicas=3, rank=2)
+    single.set_position(2**40 - 3)
+    assert len(list(iter(single))) == 1  # a list of the sampler would ask for its length
+    one = EpochSampler(range(2**40), num_replicas=1024, rank=1023)
+    one.set_epoch_step(len(one) - 1)
+    assert len(list(iter(one))) == 1
+    many = [2**40 // 3000] * 3000
+    sampler = BATCHES(OfLengths(*many), batch_size=8, weights=range(1, 3001), num_batches=2**20)
+    shares = np.arange(1, 3001) / sum(range(1, 3001)) * 2**23
+    assert np.abs(np.array(sampler.draws_per_dataset) - shares).max() < 1.7
+    with pytest.raises(ValueError, match="1 to 2\\^40 samples"):
+        BATCHES(OfLengths(2**40, 1), batch_size=8)
+    with pytest.raises(ValueError, match="1 to 2\\^40 samples"):
+        EpochSampler(range(2**40 + 1))
 
 
 def test_a_generator_gives_the_seed_once():

@@ -102,15 +102,15 @@ def test_the_samples_of_a_step_do_not_depend_on_the_number_of_ranks(options: dic
         assert steps == reference
 
 
-def test_single_samples_in_a_batch_sampler_keep_the_steps_as_well():
+@pytest.mark.parametrize(
+    ("cls", "data"), [(EpochSampler, range(120)), (MultiDatasetSampler, Lengths(60, 40, 20))]
+)
+def test_single_samples_in_a_batch_sampler_keep_the_steps_as_well(cls: Any, data: Any):
     reference: list[list[int]] | None = None
-    for world_size in (1, 2, 3, 6):
+    for world_size in (1, 2, 3, 4, 6, 12):
         ranks = [
             list(BatchSampler(s, 12 // world_size, False))
-            for s in (
-                EpochSampler(range(120), num_replicas=world_size, rank=r, seed=1)
-                for r in range(world_size)
-            )
+            for s in (cls(data, num_replicas=world_size, rank=r, seed=1) for r in range(world_size))
         ]
         steps = [sorted(chain(*step)) for step in zip(*ranks)]
         reference = reference or steps
