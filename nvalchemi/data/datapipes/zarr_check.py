@@ -2,7 +2,13 @@
 
 import numpy as np
 
-from nvalchemi.data.datapipes.zarr_layout import GENERATION, StoreIndex
+from nvalchemi.data.datapipes.zarr_holes import count_lost
+from nvalchemi.data.datapipes.zarr_layout import (
+    StoreIndex,
+    StoreLike,
+    open_root,
+    read_index,
+)
 
 
 def check_neighbors(
@@ -40,19 +46,33 @@ def check_neighbors(
     )
 
 
-def check_chunks(index: StoreIndex) -> None:
-    """Refuse a store in which the file of a chunk is missing: it would read as zeros.
+def check_chunks(store: StoreLike) -> None:
+    """Refuse a store in which the file of a chunk is missing.
 
-    Only stores of our writer can be judged: others may leave out chunks of zeros on purpose.
+    Rows that an unfinished append has left, or is writing now, do not count.
+
+    Raises
+    ------
+    ValueError
+        Naming the array.
     """
-    if GENERATION not in index.attributes:
-        return
+    for _ in range(5):
+        index = read_index(store)
+        try:
+            _refuse_lost(index)
+            return
+        except ValueError:
+            # a writer may have replaced the store meanwhile
+            if dict(open_root(store).attrs) == index.attributes:
+                raise
+    raise ValueError(f"{store} changes faster than it can be checked: is a writer at work on it?")
+
+
+def _refuse_lost(index: StoreIndex) -> None:
     for name, array in index.arrays.items():
-        if not array.size or array.attrs.get("write_empty_chunks") is False:
-            continue
-        want, got = array.nchunks, array.nchunks_initialized
-        if got < want and array.shards is None:
+        lost, all_files = count_lost(array, index.rows(index.levels[name]))
+        if lost:
             raise ValueError(
-                f"{want - got} of {want} chunks of {index.groups[name]}/{name} are missing: they "
-                "would read as zeros; restore the store or make it again"
+                f"{lost} of {all_files} chunks of {index.groups[name]}/{name} are missing: they "
+                "can not be read; restore the store or make it again"
             )

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from nvalchemi.data.datapipes.zarr_holes import WRITES_EMPTY, impossible_fill
+
 # Decoded size of one chunk. Reading one structure at random decodes a whole chunk, so it must be
 # small; reaching a chunk through Zarr costs about 0.3 ms whatever its size, so it must not be tiny
 # either. Decoding 256 KiB takes about 0.15 ms: smaller chunks would gain nothing and be more files.
@@ -25,7 +27,8 @@ class ZarrArrayConfig(BaseModel):
     shard_size : int, optional
         Rows in one shard (a file that holds several chunks); a multiple of the chunk size.
     write_empty_chunks : bool
-        Whether chunks that hold only zeros are written out.
+        Whether chunks that hold only zeros are written out. Only then is a lost file found out; the
+        setting is kept with the array, so it holds for what is appended too.
 
     Raises
     ------
@@ -59,9 +62,10 @@ class ZarrArrayConfig(BaseModel):
             "chunks": (rows, *trailing),
             "config": {"write_empty_chunks": self.write_empty_chunks},
         }
-        if not self.write_empty_chunks:
-            # Zarr does not keep this, and a check for lost chunks must know
-            given["attributes"] = {"write_empty_chunks": False}
+        given["attributes"] = {WRITES_EMPTY: self.write_empty_chunks}
+        fill = impossible_fill(dtype)
+        if self.write_empty_chunks and fill is not None:
+            given["fill_value"] = fill
         if self.shard_size is not None:
             if self.shard_size % rows:
                 raise ValueError(

@@ -45,7 +45,10 @@ def read_payload(index: StoreIndex, rows: np.ndarray) -> Payload:
 
 def row_plans(index: StoreIndex, rows: np.ndarray) -> dict[Level, RowPlan]:
     """Rows of stored structures at each level."""
-    plans: dict[Level, RowPlan] = {"system": RowPlan(rows, np.ones(len(rows), np.int64))}
+    plans: dict[Level, RowPlan] = {
+        "system": RowPlan(rows, np.ones(len(rows), np.int64), index.num_stored)
+    }
     for level, pointer in index.pointers.items():
-        plans[level] = RowPlan(pointer[rows], pointer[rows + 1] - pointer[rows])
+        counts = pointer[rows + 1] - pointer[rows]
+        plans[level] = RowPlan(pointer[rows], counts, index.rows(level))
     return plans

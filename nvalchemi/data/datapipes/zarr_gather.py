@@ -8,6 +8,7 @@ import numpy as np
 import zarr
 
 from nvalchemi.data.datapipes.zarr_config import default_chunk_rows
+from nvalchemi.data.datapipes.zarr_holes import fill_holes
 
 
 class BlockCache:
@@ -34,7 +35,7 @@ class BlockCache:
             return block
 
     def put(self, key: tuple[str, int], block: np.ndarray) -> None:
-        """Keep a piece, and drop others for it."""
+        """Keep a piece, and drop others for it. It must be known to be right: see `Staged`."""
         if block.nbytes > self.budget:
             return
         with self._lock:
@@ -45,6 +46,40 @@ class BlockCache:
                 self._used -= self._blocks.popitem(last=False)[1].nbytes
 
 
+class Staged:
+    """New pieces of one reading, for the cache once it is known that the store was there.
+
+    Each reading has its own, so a thread never sees pieces that another one has not checked.
+
+    Parameters
+    ----------
+    cache : BlockCache
+        Where they go by `commit`.
+    """
+
+    def __init__(self, cache: BlockCache) -> None:
+        self._cache = cache
+        self.budget = cache.budget
+        self._new: dict[tuple[str, int], np.ndarray] = {}
+        self._used = 0
+
+    def get(self, key: tuple[str, int]) -> np.ndarray | None:
+        """A piece, if it is there."""
+        found = self._new.get(key)
+        return self._cache.get(key) if found is None else found
+
+    def put(self, key: tuple[str, int], block: np.ndarray) -> None:
+        """Remember a piece while there is room."""
+        if self._used + block.nbytes <= self.budget:
+            self._new[key] = block
+            self._used += block.nbytes
+
+    def commit(self) -> None:
+        """Hand all pieces to the cache."""
+        for key, block in self._new.items():
+            self._cache.put(key, block)
+
+
 class RowPlan:
     """Which rows of a level are wanted: for each structure a range, in the order of the request.
 
@@ -52,10 +87,13 @@ class RowPlan:
     ----------
     starts, counts : ndarray
         First row and number of rows of each structure, int64 [B]; repeats are fine.
+    num_rows : int
+        Rows that count; what an unfinished append has left behind them is not looked at.
     """
 
-    def __init__(self, starts: np.ndarray, counts: np.ndarray) -> None:
+    def __init__(self, starts: np.ndarray, counts: np.ndarray, num_rows: int) -> None:
         self.counts = counts
+        self.num_rows = num_rows
         self.total = int(counts.sum())
         order = np.argsort(starts, kind="stable")
         self.rows = expand(starts[order], counts[order])
@@ -66,8 +104,14 @@ class RowPlan:
             self._restore = expand(where, counts)
         self._cuts: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
-    def read(self, name: str, array: zarr.Array, cache: BlockCache) -> np.ndarray:
-        """The rows of one array, [total, ...], in a buffer of their own."""
+    def read(self, name: str, array: zarr.Array, cache: BlockCache | Staged) -> np.ndarray:
+        """The rows of one array, [total, ...], in a buffer of their own.
+
+        Raises
+        ------
+        ValueError
+            If the file of a chunk is lost.
+        """
         if not self.total:
             return np.empty((0, *array.shape[1:]), array.dtype)
         block = _block_rows(array)
@@ -78,14 +122,14 @@ class RowPlan:
         return found if self._restore is None else found[self._restore]
 
     def _read_blocks(
-        self, name: str, array: zarr.Array, cache: BlockCache, block: int
+        self, name: str, array: zarr.Array, cache: BlockCache | Staged, block: int
     ) -> np.ndarray:
         ids, bounds = self._cut(block)
         blocks = {i: cache.get((name, i)) for i in ids.tolist()}
         missing = np.array([i for i, piece in blocks.items() if piece is None], np.int64)
         for run in np.split(missing, np.flatnonzero(np.diff(missing) > 1) + 1):
             if len(run):
-                for i, piece in _load_run(array, int(run[0]), len(run), block):
+                for i, piece in _load_run(array, int(run[0]), len(run), block, self.num_rows):
                     blocks[i] = piece
                     cache.put((name, i), piece)
         out = np.empty((self.total, *array.shape[1:]), array.dtype)
@@ -125,10 +169,10 @@ def _block_rows(array: zarr.Array) -> int:
 
 
 def _load_run(
-    array: zarr.Array, first: int, count: int, block: int
+    array: zarr.Array, first: int, count: int, block: int, num_rows: int
 ) -> list[tuple[int, np.ndarray]]:
     """Adjacent blocks in one read."""
-    data = np.asarray(array[first * block : (first + count) * block])
+    data = _load(array, first * block, min((first + count) * block, num_rows))
     if count == 1:
         return [(first, data)]
     # copies: a view would keep the whole run alive after its neighbours were dropped
@@ -139,6 +183,14 @@ def _read_few(array: zarr.Array, rows: np.ndarray) -> np.ndarray:
     """Sorted rows of an array whose chunks are too large to keep."""
     first, last = int(rows[0]), int(rows[-1]) + 1
     if last - first <= 4 * len(rows):
-        return np.asarray(array[first:last])[rows - first]
+        return _load(array, first, last)[rows - first]
     wanted, back = np.unique(rows, return_inverse=True)
-    return np.asarray(array.oindex[wanted])[back]
+    found = np.asarray(array.oindex[wanted])
+    for run in np.split(np.arange(len(wanted)), np.flatnonzero(np.diff(wanted) > 1) + 1):
+        part = slice(int(run[0]), int(run[-1]) + 1)
+        found[part] = fill_holes(array, int(wanted[run[0]]), found[part])
+    return found[back]
+
+
+def _load(array: zarr.Array, start: int, stop: int) -> np.ndarray:
+    return fill_holes(array, start, np.asarray(array[start:stop]))

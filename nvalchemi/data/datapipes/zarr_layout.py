@@ -25,6 +25,7 @@ from zarr.abc.store import Store
 from zarr.storage import LocalStore, StorePath
 
 from nvalchemi.data.checks import NEIGHBOR_CUTOFF
+from nvalchemi.data.datapipes.zarr_holes import fill_holes
 from nvalchemi.data.fields import Level, resolve_level
 
 StoreLike = str | Path | Store | StorePath | MutableMapping[str, Any]
@@ -215,7 +216,7 @@ def _load_index(store: StoreLike, root: zarr.Group) -> StoreIndex:
             )
     return StoreIndex(
         pointers=pointers,
-        mask=np.asarray(mask[:count], dtype=bool),
+        mask=np.asarray(fill_holes(mask, 0, np.asarray(mask[:count])), dtype=bool),
         arrays=arrays,
         levels=levels,
         groups=groups,
@@ -243,7 +244,7 @@ def _pointer(root: zarr.Group, level: Level, count: int, where: str, pending: ob
             f"{where} is torn: meta/{name} has {length} entries where {count} structures in "
             f"meta/samples_mask need {count + 1}"
         )
-    pointer = np.asarray(array[: count + 1], dtype=np.int64)
+    pointer = fill_holes(array, 0, np.asarray(array[: count + 1])).astype(np.int64, copy=False)
     if pointer[0] != 0 or (np.diff(pointer) < 0).any():
         raise ValueError(f"{where} is torn: meta/{name} does not rise from zero")
     return pointer

@@ -16,7 +16,7 @@ from nvalchemi.data.datapipes.reader import Metadata, Reader, Sample, resolve_in
 from nvalchemi.data.datapipes.zarr_check import check_chunks, check_neighbors
 from nvalchemi.data.datapipes.zarr_config import ZarrArrayConfig, ZarrWriteConfig
 from nvalchemi.data.datapipes.zarr_defragment import row_plans
-from nvalchemi.data.datapipes.zarr_gather import BlockCache, offsets
+from nvalchemi.data.datapipes.zarr_gather import BlockCache, Staged, offsets
 from nvalchemi.data.datapipes.zarr_layout import (
     FieldSchema,
     StoreIndex,
@@ -209,7 +209,8 @@ class AtomicDataZarrReader(Reader):
         IndexError
             If one lies outside.
         ValueError
-            If a neighbour list in the store points outside its structure.
+            If a neighbour list in the store points outside its structure, or a file of the store
+            is lost.
         RuntimeError
             If the reader is closed, or the store was rewritten since it was opened.
         """
@@ -220,11 +221,15 @@ class AtomicDataZarrReader(Reader):
             raise ValueError("read_batch needs at least one index: got none")
         rows = index.active[chosen]
         plans = row_plans(index, rows)
-        values = {
-            name: plans[index.levels[name]].read(name, array, cache)
-            for name, array in index.arrays.items()
-        }
-        self._refuse_rewritten(index.identity)
+        blocks = Staged(cache)
+        try:
+            values = {
+                name: plans[index.levels[name]].read(name, array, blocks)
+                for name, array in index.arrays.items()
+            }
+        finally:  # also where a file was not found: the whole store may have gone
+            self._refuse_rewritten(index.identity)
+        blocks.commit()
         nodes, edges = plans["atom"].counts, plans["edge"].counts
         if "neighbor_list" in values:
             neighbors = values["neighbor_list"]
@@ -265,7 +270,7 @@ class AtomicDataZarrReader(Reader):
             Naming what is wrong and where.
         """
         self._refuse_closed()
-        check_chunks(read_index(self.store))
+        check_chunks(self.store)
         for start in range(0, len(self), 4096):
             self.read_batch(range(start, min(start + 4096, len(self))))
 

@@ -15,6 +15,7 @@ from nvalchemi.data.batch import Batch
 from nvalchemi.data.checks import NEIGHBOR_CUTOFF, check_tensor
 from nvalchemi.data.datapipes.zarr_config import ZarrArrayConfig, ZarrWriteConfig
 from nvalchemi.data.datapipes.zarr_defragment import kept_blocks
+from nvalchemi.data.datapipes.zarr_holes import leaves_out_empty
 from nvalchemi.data.datapipes.zarr_layout import (
     GENERATION,
     MASKS,
@@ -127,7 +128,7 @@ class AtomicDataZarrWriter:
         with exclusive(local_path(self.store)):
             index = read_index(self.store)
             payload = make_payload(structures, index)
-            append_rows(self.store, index, payload, self.config)
+            append_rows(self.store, index, payload)
 
     def add_custom(self, key: str, tensor: Tensor, level: str) -> None:
         """Add a field to all stored structures.
@@ -248,7 +249,7 @@ class AtomicDataZarrWriter:
             if number == 0:
                 build_store(target, block, config, index.attributes)
             else:
-                append_rows(target, read_index(target), block, config)
+                append_rows(target, read_index(target), block)
 
 
 def build_store(
@@ -288,9 +289,7 @@ def build_store(
     )
 
 
-def append_rows(
-    store: StoreLike, index: StoreIndex, payload: Payload, config: ZarrWriteConfig
-) -> None:
+def append_rows(store: StoreLike, index: StoreIndex, payload: Payload) -> None:
     """Grow every array; one write of the attributes then makes the new rows count."""
     _refuse_own_levels(index)
     rows = {level: index.rows(level) for level in MASKS}
@@ -305,13 +304,13 @@ def append_rows(
     pending = {"samples": index.num_stored, "target": total}
     root.attrs.put({**_settled(index.attributes), PENDING: pending})
     for name, value in values.items():
-        _grow(root, index.groups[name], name, rows[payload.levels[name]], value, config)
+        _grow(root, index.groups[name], name, rows[payload.levels[name]], value)
     for level, name in POINTERS.items():
         entries = rows[level] + np.cumsum(counts[level])
-        _grow(root, "meta", name, index.num_stored + 1, entries, config)
+        _grow(root, "meta", name, index.num_stored + 1, entries)
     for level, name in MASKS.items():
         added = len(payload) if level == "system" else int(counts[level].sum())
-        _grow(root, "meta", name, rows[level], np.ones(added, bool), config)
+        _grow(root, "meta", name, rows[level], np.ones(added, bool))
     root.attrs.put({**_settled(index.attributes), "num_samples": total})
 
 
@@ -348,23 +347,20 @@ def _create(
         array[:] = value
 
 
-def _grow(
-    root: zarr.Group,
-    group: str,
-    name: str,
-    start: int,
-    value: np.ndarray,
-    config: ZarrWriteConfig,
-) -> None:
+def _grow(root: zarr.Group, group: str, name: str, start: int, value: np.ndarray) -> None:
     array = root.get(f"{group}/{name}")
     if array is None and name in ("atoms_mask", "edges_mask"):
         return  # no reader needs them, so a store may do without
     assert isinstance(array, zarr.Array) and array.shape[0] == start, name
-    # this setting is not kept on disk
-    array = array.with_config({"write_empty_chunks": config.array(group, name).write_empty_chunks})
+    array = _writing_empty(array)
     array.resize((start + len(value), *array.shape[1:]))
     if value.size:
         array[start:] = value
+
+
+def _writing_empty(array: zarr.Array) -> zarr.Array:
+    """Array whose empty chunks are written, if not left out from its beginning on."""
+    return array.with_config({"write_empty_chunks": not leaves_out_empty(array)})
 
 
 def _refuse_own_levels(index: StoreIndex) -> None:
@@ -381,6 +377,7 @@ def _update_mask(root: zarr.Group, name: str, keep: np.ndarray) -> None:
     array = root.get(f"meta/{name}")
     if not isinstance(array, zarr.Array):
         return
+    array = _writing_empty(array)
     old = np.asarray(array[: len(keep)], dtype=bool)
     changed = np.flatnonzero(old & ~keep)
     if len(changed):
