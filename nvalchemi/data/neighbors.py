@@ -1,6 +1,6 @@
 """Neighbour lists: which atoms, and which of their periodic images, lie within a cutoff.
 
-vesin finds the pairs; it works on one structure at a time and on the CPU. An edge is a pair
+`PairSearch` finds the pairs of one structure at a time, on the CPU. An edge is a pair
 (centre i, neighbour j) with the cell image S of j, so that the vector from i to j is
 ``positions[j] - positions[i] + S @ cell``. Lists are full: each pair appears in both directions.
 """
@@ -9,14 +9,15 @@ import math
 
 import numpy as np
 import torch
-import vesin
 from torch import Tensor
 
 from nvalchemi.data.batch import Batch
 from nvalchemi.data.checks import NEIGHBOR_CUTOFF, neighbor_list_remedy
+from nvalchemi.data.pairs import COINCIDENT, PairSearch, fractional_coordinates, is_compact
 
 # Edge fields that a new list replaces; any other edge field would lose its meaning.
 _REPLACED = frozenset({"neighbor_list", "neighbor_list_shifts", "shifts"})
+_MAX_CELLS = 2.0**31
 
 
 def add_neighbor_list(batch: Batch, cutoff: float) -> Batch:
@@ -43,7 +44,8 @@ def add_neighbor_list(batch: Batch, cutoff: float) -> Batch:
     ------
     ValueError
         If the cutoff is not positive and finite, positions or cells are not finite, a periodic
-        structure has no cell or a singular one, or the batch has other fields of edges.
+        structure has no cell or a singular one, two atoms lie in one place (closer than 1e-6
+        Angstrom), an atom lies more than 2^31 cells away, or the batch has other fields of edges.
 
     Notes
     -----
@@ -62,11 +64,13 @@ def add_neighbor_list(batch: Batch, cutoff: float) -> Batch:
     counts = np.array(batch.num_nodes_list)
     _check_geometry(positions, cell, pbc, counts)
 
-    calculator = _calculator(cutoff)
+    search = PairSearch(cutoff)
+    compact = is_compact(positions, cell, pbc, counts, cutoff)
     ends = np.cumsum(counts)
     pairs, shifts = [], []
-    for start, end, box, periodic in zip(ends - counts, ends, cell, pbc):
-        pair, shift = _pairs(calculator, positions[start:end], box, periodic)
+    for i, (start, end) in enumerate(zip(ends - counts, ends)):
+        pair, shift, distance = search.find(positions[start:end], cell[i], pbc[i], compact[i])
+        _refuse_coincident(pair, shift, distance, i)
         pairs.append(pair + start)
         shifts.append(shift)
     device = batch.positions.device
@@ -118,8 +122,11 @@ def neighbor_list(
     if cell is None and periodic.any():
         raise ValueError(f"a periodic structure needs a cell: pbc is {periodic.tolist()}, no cell")
     box = np.zeros((3, 3)) if cell is None else _float_array(cell).reshape(3, 3)
-    _check_geometry(points, box[None], periodic[None], np.array([len(points)]))
-    pair, shift = _pairs(_calculator(cutoff), points, box, periodic)
+    counts = np.array([len(points)])
+    _check_geometry(points, box[None], periodic[None], counts)
+    compact = is_compact(points, box[None], periodic[None], counts, cutoff)[0]
+    pair, shift, distance = PairSearch(cutoff).find(points, box, periodic, compact)
+    _refuse_coincident(pair, shift, distance, 0)
     return torch.from_numpy(pair), torch.from_numpy(shift)
 
 
@@ -145,7 +152,12 @@ def edge_vectors(
     Raises
     ------
     ValueError
-        If the batch has no neighbour list.
+        If the batch has no neighbour list, or one of periodic structures without cell images.
+
+    Notes
+    -----
+    S is ``neighbor_list_shifts``. A batch that lacks it may carry ``shifts`` [E, 3], which are
+    ``S @ cell`` already (Angstrom) and follow the cell, so that a stress comes out right.
     """
     if "neighbor_list" not in batch:
         raise ValueError(f"the batch has no neighbor_list: {neighbor_list_remedy()}")
@@ -153,27 +165,58 @@ def edge_vectors(
     cell = getattr(batch, "cell", None) if cell is None else cell
     centre, neighbor = batch.neighbor_list.unbind(1)
     vectors = positions.index_select(0, neighbor) - positions.index_select(0, centre)
-    shifts = getattr(batch, "neighbor_list_shifts", None)
-    if cell is None or shifts is None:
-        return vectors
     structure = batch.batch_idx.index_select(0, centre)
-    boxes = cell.index_select(0, structure)
-    return vectors + torch.bmm(shifts.to(cell.dtype).unsqueeze(1), boxes).squeeze(1)
+    images = getattr(batch, "neighbor_list_shifts", None)
+    if images is not None and cell is not None:
+        boxes = cell.index_select(0, structure)
+        return vectors + torch.bmm(images.to(cell.dtype).unsqueeze(1), boxes).squeeze(1)
+    if "shifts" in batch:
+        return vectors + _cartesian_shifts(batch, cell, structure)
+    if images is None:
+        _refuse_unknown_images(
+            batch,
+            "neither neighbor_list_shifts (cell images) nor shifts (Angstrom) of its edges",
+            "build the list anew with add_neighbor_list of nvalchemi.data.neighbors, or give one "
+            "of these fields",
+        )
+    else:
+        _refuse_unknown_images(batch, "no cell", "give cell [B, 3, 3], or set pbc to False")
+    return vectors
 
 
-def _calculator(cutoff: float) -> vesin.NeighborList:
-    # One thread: structures are small, and ranks and loader workers share the cores.
-    return vesin.NeighborList(cutoff=float(cutoff), full_list=True, sorted=True, n_threads=1)
+def _cartesian_shifts(batch: Batch, cell: Tensor | None, structure: Tensor) -> Tensor:
+    """``batch.shifts`` [E, 3], moved along with `cell` where that is not the batch's own."""
+    shifts: Tensor = batch.shifts
+    own = getattr(batch, "cell", None)
+    if cell is None or own is None or cell is own:
+        return shifts
+    # In lattice vectors of the batch's cell, zero vectors left out; the change alone is added, so
+    # that the same cell gives the same shift and its derivative.
+    inverse = torch.linalg.pinv(own.detach()).index_select(0, structure)
+    images = torch.bmm(shifts.detach().to(own.dtype).unsqueeze(1), inverse)
+    change = (cell - own).index_select(0, structure)
+    return shifts + torch.bmm(images, change).squeeze(1)
 
 
-def _pairs(
-    calculator: vesin.NeighborList, positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    # Lattice vectors that are not periodic carry no meaning, whatever they hold.
-    box = np.where(pbc[:, None], cell, 0.0)
-    pair, shift = calculator.compute(positions, box, pbc, "PS", copy=False)
-    # vesin reuses its memory in the next call: astype makes the copy.
-    return pair.astype(np.int64), shift.astype(np.int64)
+def _refuse_unknown_images(batch: Batch, reason: str, remedy: str) -> None:
+    # Only a batch from elsewhere comes here, and only then does a device have to answer.
+    if "pbc" in batch and bool(batch.pbc.any()):
+        raise ValueError(
+            f"the batch has periodic structures and a neighbor_list, but {reason}: {remedy}"
+        )
+
+
+def _refuse_coincident(
+    pair: np.ndarray, shift: np.ndarray, distance: np.ndarray, structure: int
+) -> None:
+    if len(distance) and distance.min() < COINCIDENT:
+        edge = int(distance.argmin())
+        first, second = pair[edge].tolist()
+        raise ValueError(
+            f"atoms {first} and {second} of structure {structure} lie in one place, "
+            f"{distance[edge]:.2g} Angstrom apart (cell image {shift[edge].tolist()}): no energy "
+            "is defined there; remove one of them, or leave the structure out"
+        )
 
 
 def _periodicity(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
@@ -220,6 +263,22 @@ def _check_geometry(
         raise ValueError(
             "lattice vectors along periodic directions must be finite and independent: structure "
             f"{first} has pbc {pbc[first].tolist()} and cell {cell[first].tolist()}"
+        )
+    _refuse_far_images(positions, cell, pbc, counts)
+
+
+def _refuse_far_images(
+    positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray, counts: np.ndarray
+) -> None:
+    """Refuse atoms so many cells away that their place in the cell has lost its digits."""
+    cells = np.abs(fractional_coordinates(positions, cell, pbc, counts))
+    if (cells > _MAX_CELLS).any():
+        atom = int(np.flatnonzero((cells > _MAX_CELLS).any(1))[0])
+        structure = int(np.searchsorted(np.cumsum(counts), atom, side="right"))
+        raise ValueError(
+            f"atom {atom} (structure {structure}) at {positions[atom].tolist()} lies "
+            f"{cells[atom].max():.2g} cells away, at most 2^31 are allowed: the trajectory has "
+            "exploded; leave the structure out, or wrap its atoms into the cell"
         )
 
 

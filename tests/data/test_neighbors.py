@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from nvalchemi.data.atomic_data import AtomicData
 from nvalchemi.data.batch import Batch
 from nvalchemi.data.neighbors import add_neighbor_list, edge_vectors, neighbor_list
+from nvalchemi.data.pairs import PairSearch
 
 
 def as_set(pairs: object, shifts: object) -> set[tuple[int, ...]]:
@@ -169,3 +170,108 @@ def test_positions_must_be_finite():
 def test_vectors_need_a_list():
     with pytest.raises(ValueError, match="no neighbor_list: import the data with cutoff"):
         edge_vectors(Batch.from_data_list([of_atoms(molecule("H2O"))]))
+
+
+# Structures that spread thinly: vesin divides by zero there, which ends the whole process.
+
+
+@pytest.mark.parametrize("direction", [(0, 0, 1), (0, 1, 1), (1, 1, 1), (1, 0.1, 0.01)])
+@pytest.mark.parametrize("distance", [2e3, 1e5, 1e9, 1e12])
+def test_atom_that_flew_away_has_no_neighbours(direction, distance):
+    positions = np.array([[0.0, 0, 0], [0.96, 0, 0], np.array(direction) * distance])
+    pairs, shifts = neighbor_list(positions, None, None, 5.0)
+    assert pairs.tolist() == [[0, 1], [1, 0]]
+    assert not shifts.any()
+
+
+def test_wide_flake_and_long_wire_have_their_neighbours():
+    flake = np.stack(np.meshgrid(np.arange(40.0), np.arange(40.0), [0.0]), -1).reshape(-1, 3) * 60
+    twins = np.concatenate([flake, flake + [0, 0, 1.5]])
+    pairs, _ = neighbor_list(twins, None, None, 5.0)
+    assert pairs.tolist() == [[i, (i + 1600) % 3200] for i in range(3200)]
+    wire = np.array([[0.0, 0, 0], [0, 3e4, 3e4]])
+    pairs, shifts = neighbor_list(wire, np.eye(3) * 3.0, np.array([True, False, False]), 5.0)
+    assert pairs.tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
+    assert shifts.tolist() == [[-1, 0, 0], [1, 0, 0]] * 2
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.tuples(st.booleans(), st.booleans(), st.booleans()),
+    st.floats(1.0, 5.0),
+)
+@settings(max_examples=50, deadline=None)
+def test_tree_finds_what_the_grid_finds(seed, pbc, cutoff):
+    positions, cell, periodic = random_structure(seed, pbc)
+    search = PairSearch(cutoff)
+    grid, tree = (search.find(positions, cell, periodic, compact) for compact in (True, False))
+    assert as_set(*tree[:2]) == as_set(*grid[:2])
+    assert np.array_equal(tree[0][:, 0], grid[0][:, 0])
+    np.testing.assert_allclose(np.sort(grid[2]), np.sort(tree[2]), atol=1e-12)
+
+
+def test_atoms_many_cells_away_keep_their_neighbours_or_are_refused():
+    cell, pbc = np.eye(3) * 3.0, np.ones(3, bool)
+    pairs, shifts = neighbor_list(np.array([[0.0, 0, 0], [1, 0, 3e9]]), cell, pbc, 2.0)
+    assert pairs.tolist() == [[0, 1], [1, 0]]
+    assert shifts.tolist() == [[0, 0, -(10**9)], [0, 0, 10**9]]
+    with pytest.raises(ValueError, match=r"atom 1 \(structure 0\) .* exploded"):
+        neighbor_list(np.array([[0.0, 0, 0], [1, 0, 7e9]]), cell, pbc, 2.0)
+
+
+def test_batch_with_one_structure_that_spreads_thinly():
+    far = molecule("H2O")
+    far.positions[0] += [0, 1e6, 0]
+    batch = Batch.from_data_list([of_atoms(molecule("H2O")), of_atoms(far)])
+    batch = add_neighbor_list(batch, 5.0)
+    assert batch.num_edges_list == [6, 2]
+
+
+# Atoms in one place, where no energy is defined.
+
+
+def test_coincident_atoms_are_refused_with_structure_and_atoms():
+    twice = Atoms("CHH", positions=[[0, 0, 0], [1, 0, 0], [1, 0, 1e-9]])
+    good = of_atoms(molecule("H2O"))
+    with pytest.raises(ValueError, match="atoms 1 and 2 of structure 1 lie in one place"):
+        add_neighbor_list(Batch.from_data_list([good, of_atoms(twice)]), 5.0)
+    image = np.array([[0.0, 0, 0], [0, 0, 3]])
+    with pytest.raises(ValueError, match="atoms 0 and 1 of structure 0 lie in one place"):
+        neighbor_list(image, np.eye(3) * 3, np.ones(3, bool), 2.0)
+
+
+# Lists that were made elsewhere.
+
+
+def foreign(images: str) -> Batch:
+    batch = add_neighbor_list(Batch.from_data_list([of_atoms(bulk("Cu", cubic=True))] * 2), 4.0)
+    edges = {"neighbor_list": batch.neighbor_list}
+    if images == "shifts":
+        boxes = batch.cell[batch.batch_idx.long()[batch.neighbor_list[:, 0]]]
+        whole = batch.neighbor_list_shifts.double()
+        edges["shifts"] = torch.einsum("ek,eki->ei", whole, boxes)
+    return batch.with_edges(torch.tensor(batch.num_edges_list), edges)
+
+
+def test_cartesian_shifts_serve_and_follow_the_cell():
+    batch = foreign("shifts")
+    own = add_neighbor_list(batch, 4.0)
+    torch.testing.assert_close(edge_vectors(batch), edge_vectors(own))
+    deform = torch.eye(3, dtype=torch.float64) + 0.1 * torch.rand(3, 3, dtype=torch.float64)
+    moved = (batch.positions @ deform, batch.cell @ deform)
+    torch.testing.assert_close(edge_vectors(batch, *moved), edge_vectors(own, *moved))
+    cell = batch.cell.clone().requires_grad_()
+    weights = torch.rand(batch.num_edges, 3, dtype=torch.float64)
+    gradients = [
+        torch.autograd.grad((edge_vectors(b, None, cell) * weights).sum(), cell)[0]
+        for b in (batch, own)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
+def test_periodic_list_without_images_is_refused():
+    batch = foreign("none")
+    with pytest.raises(ValueError, match="neither neighbor_list_shifts .* nor shifts"):
+        edge_vectors(batch)
+    batch.pbc = torch.zeros(2, 3, dtype=torch.bool)
+    assert edge_vectors(batch).shape == (batch.num_edges, 3)
