@@ -10,6 +10,8 @@ taken by a function that is smooth at zero, where perfect crystals sit.
 """
 
 import math
+from collections.abc import Callable
+from typing import Self
 
 import torch
 from numpy.typing import ArrayLike
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 
 from nvalchemi.data.batch import Batch
 from nvalchemi.data.neighbors import edge_vectors
+from nvalchemi.data.pairs import COINCIDENT
 from nvalchemi.models.base import EnergyModel, NeighborConfig
 from nvalchemi.models.pair_sums import PairSums
 from nvalchemi.models.reference_energies import MAX_ATOMIC_NUMBER
@@ -40,7 +43,8 @@ class PaiNN(EnergyModel):
     atomic_energies : array [119], optional
         Energy in eV that each atom of element Z adds, as `fit_atomic_energies` returns it; zero
         if not given. NaN marks an element that was not fitted: a batch that has it raises on the
-        CPU, and gets a NaN energy on an accelerator, where looking would stall the device.
+        CPU, and gets a NaN energy on an accelerator, where looking would stall the device. So does
+        a batch of a neighbour list made elsewhere that has two atoms in one place.
     energy_scale : float
         Factor in eV from the network's output to energy. The root mean square of the forces is a
         good choice: then the network has to produce numbers of order one.
@@ -50,12 +54,14 @@ class PaiNN(EnergyModel):
     Raises
     ------
     ValueError
-        If a size is not positive, or `atomic_energies` has another shape.
+        If a size is not positive and finite, or `atomic_energies` has another shape or is infinite.
 
     Notes
     -----
     The network computes in the dtype of its parameters; vectors between atoms are formed, and
-    energies summed and returned, in the dtype of the positions.
+    energies returned, in the dtype of the positions. Reference energies stay in float64 whatever
+    the parameters are cast to, and the energies of the atoms are summed in float64 (in float32 on
+    devices without it, such as Apple's MPS).
     """
 
     atomic_energies: Tensor
@@ -73,10 +79,10 @@ class PaiNN(EnergyModel):
     ) -> None:
         super().__init__(outputs, NeighborConfig(cutoff))
         sizes = (num_features, num_interactions, num_radial)
-        if min(sizes) < 1 or not energy_scale > 0:
+        if min(sizes) < 1 or not 0 < energy_scale < math.inf:
             raise ValueError(
-                "num_features, num_interactions, num_radial and energy_scale must be positive: got "
-                f"{num_features}, {num_interactions}, {num_radial}, {energy_scale}"
+                "num_features, num_interactions, num_radial and energy_scale must be positive and "
+                f"finite: got {num_features}, {num_interactions}, {num_radial}, {energy_scale}"
             )
         self.cutoff = float(cutoff)
         self.num_radial = num_radial
@@ -96,16 +102,35 @@ class PaiNN(EnergyModel):
         self.register_buffer("atomic_energies", _reference_energies(atomic_energies))
         self.register_buffer("energy_scale", torch.tensor(float(energy_scale)))
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What `to`, `double`, `half`, `cuda` call: reference energies move, but keep float64."""
+        energies = self.atomic_energies
+
+        def keep(tensor: Tensor) -> Tensor:
+            if tensor is not energies:
+                return fn(tensor)
+            device = fn(tensor.float()).device  # where they go; MPS would refuse float64
+            if tensor.is_meta:
+                return torch.empty_like(tensor, device=device)
+            return tensor.to("cpu" if _wide(device) != torch.float64 else device)
+
+        applied: Self = super()._apply(keep, recurse)
+        return applied
+
     def energy(self, batch: Batch, positions: Tensor, cell: Tensor | None) -> Tensor:
         """Energy [B, 1] in eV; see `EnergyModel.energy`."""
         numbers = batch.atomic_numbers.long()
         vectors = edge_vectors(batch, positions, cell).to(self.embedding.weight.dtype)
-        atomic = self.energy_scale * self._atomic_outputs(batch, numbers, vectors)
-        atomic = atomic.to(positions.dtype) + self._offsets(numbers).to(positions.dtype)
-        return atomic.new_zeros(batch.num_graphs, 1).index_add(0, batch.batch_idx, atomic)
+        wide = _wide(positions.device)
+        atomic = (self.energy_scale * self._atomic_outputs(batch, numbers, vectors)).to(wide)
+        atomic = atomic + self._offsets(numbers).to(wide)
+        total = atomic.new_zeros(batch.num_graphs, 1).index_add(0, batch.batch_idx, atomic)
+        return total.to(positions.dtype)
 
     def _atomic_outputs(self, batch: Batch, numbers: Tensor, vectors: Tensor) -> Tensor:
         distances = vectors.pow(2).sum(1).sqrt()
+        if distances.device.type == "cpu":
+            _refuse_coincident(batch, distances)
         radial = bessel_basis(distances, self.cutoff, self.num_radial)
         directions = vectors / distances.unsqueeze(1)
         angular = directions.unsqueeze(2) * radial.unsqueeze(1)
@@ -121,7 +146,10 @@ class PaiNN(EnergyModel):
         return outputs
 
     def _offsets(self, numbers: Tensor) -> Tensor:
-        offsets = self.atomic_energies.index_select(0, numbers).unsqueeze(1)
+        energies = self.atomic_energies
+        if energies.device != numbers.device:  # kept on the CPU for a device without float64
+            energies = energies.float().to(numbers.device)
+        offsets = energies.index_select(0, numbers).unsqueeze(1)
         if offsets.device.type == "cpu" and bool(offsets.isnan().any()):
             unknown = sorted(set(numbers[offsets.isnan().squeeze(1)].tolist()))
             raise ValueError(
@@ -226,13 +254,37 @@ def bessel_basis(distances: Tensor, cutoff: float, num_radial: int) -> Tensor:
     return radial * (math.sqrt(2 / cutoff) * envelope / distances).unsqueeze(1)
 
 
+def _wide(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _refuse_coincident(batch: Batch, distances: Tensor) -> None:
+    if bool((distances < COINCIDENT).any()):
+        edge = int(distances.argmin())
+        first, second = batch.neighbor_list[edge].tolist()
+        structure = int(batch.batch_idx[first])
+        start = int(batch.batch_ptr[structure])
+        raise ValueError(
+            f"atoms {first - start} and {second - start} of structure {structure} of the batch lie "
+            f"in one place (neighbour list row {edge}): no energy is defined there; remove one of "
+            "them, or leave the structure out"
+        )
+
+
 def _reference_energies(values: ArrayLike | None) -> Tensor:
+    """In float64: totals of heavy elements are large, and what is learnt is small."""
     if values is None:
-        return torch.zeros(MAX_ATOMIC_NUMBER + 1)
-    energies = torch.as_tensor(values, dtype=torch.get_default_dtype()).clone()
+        return torch.zeros(MAX_ATOMIC_NUMBER + 1, dtype=torch.float64)
+    energies = torch.as_tensor(values, dtype=torch.float64).detach().clone()
     if energies.shape != (MAX_ATOMIC_NUMBER + 1,):
         raise ValueError(
             f"atomic_energies must be [{MAX_ATOMIC_NUMBER + 1}], indexed by atomic number: got "
             f"shape {list(energies.shape)}"
+        )
+    infinite = energies.isinf().nonzero().flatten().tolist()
+    if infinite:
+        raise ValueError(
+            f"atomic_energies must be finite, or NaN for elements without one: those of atomic "
+            f"numbers {infinite} are infinite"
         )
     return energies

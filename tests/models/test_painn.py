@@ -245,3 +245,104 @@ def test_what_is_given_is_checked():
         PaiNN(atomic_energies=[0.0, 1.0])
     with pytest.raises(ValueError, match="neighbor_list.*has none: import the data with cutoff=5"):
         PaiNN()(Batch.from_data_list([AtomicData.from_atoms(molecule("H2O"))]))
+
+
+# Reference energies keep their digits.
+
+E0 = -535100.1237  # eV, as large as all-electron totals of heavy atoms
+
+
+def heavy(**options: object) -> PaiNN:
+    energies = np.full(119, np.nan)
+    energies[[28, 29]] = E0, -45000.7654321
+    torch.manual_seed(0)
+    return PaiNN(CUTOFF, 8, 1, atomic_energies=energies, **options)
+
+
+def reference_sum(model: PaiNN, atoms: Atoms) -> float:
+    """Energy of the batch less what the network alone says."""
+    bare = copy.deepcopy(model)
+    bare.atomic_energies.zero_()
+    batch = batch_of(atoms)
+    return (model(batch)["energy"] - bare(batch)["energy"]).item()
+
+
+@pytest.mark.parametrize(
+    "cast",
+    [
+        lambda model: model,
+        lambda model: model.double(),
+        lambda model: model.to(torch.float64).float(),
+        lambda model: model.half().float(),
+        lambda model: torch.nn.Sequential(model).bfloat16().double()[0],
+        lambda model: copy.deepcopy(model).double(),
+    ],
+)
+def test_reference_energies_stay_in_double_precision(cast):
+    model, atoms = cast(heavy()), alloy((1, 1, 1))
+    assert model.atomic_energies.dtype == torch.float64
+    assert float(model.atomic_energies[28]) == E0
+    exact = sum(float(model.atomic_energies[z]) for z in atoms.numbers)
+    assert reference_sum(model, atoms) == pytest.approx(exact, abs=1e-8)
+
+
+def test_reference_energies_come_back_from_a_state(tmp_path):
+    torch.save(heavy().double().state_dict(), tmp_path / "state.pt")
+    model = PaiNN(CUTOFF, 8, 1).double()
+    model.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert float(model.half().atomic_energies[28]) == E0
+
+
+def test_model_made_without_memory_becomes_real():
+    with torch.device("meta"):
+        model = PaiNN(CUTOFF, 8, 1)
+    model.to_empty(device="cpu").load_state_dict(heavy().state_dict())
+    assert float(model.atomic_energies[28]) == E0
+    assert model.to("meta").atomic_energies.is_meta
+
+
+def test_float32_batch_gets_the_rounded_sum():
+    batch = batch_of(alloy(), dtype=torch.float32)
+    model = heavy()
+    energy = model(batch)["energy"]
+    assert energy.dtype == torch.float32
+    wide = model.double()(batch_of(alloy()))["energy"].item()
+    assert energy.item() == pytest.approx(wide, abs=float(np.spacing(np.float32(wide))))
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("inf"), float("nan")])
+def test_energy_scale_must_be_positive_and_finite(scale):
+    with pytest.raises(ValueError, match="energy_scale must be positive and finite"):
+        PaiNN(energy_scale=scale)
+
+
+def test_infinite_reference_energy_is_refused():
+    energies = np.zeros(119)
+    energies[6] = np.inf
+    with pytest.raises(ValueError, match=r"atomic numbers \[6\] are infinite"):
+        PaiNN(atomic_energies=energies)
+
+
+# Lists that were made elsewhere.
+
+
+def test_atoms_in_one_place_are_refused_and_not_nan(model):
+    pair = AtomicData(
+        atomic_numbers=torch.tensor([6, 8]),
+        positions=torch.zeros(2, 3, dtype=torch.float64),
+        neighbor_list=torch.tensor([[0, 1], [1, 0]]),
+    )
+    batch = Batch.from_data_list([pair.replace(positions=torch.eye(3)[:2].double()), pair])
+    with pytest.raises(ValueError, match="atoms 0 and 1 of structure 1 of the batch"):
+        model(batch)
+
+
+def test_cartesian_shifts_give_the_same_energy_forces_and_stress(model):
+    batch = batch_of(alloy(), alloy(seed=1))
+    boxes = batch.cell[batch.batch_idx.long()[batch.neighbor_list[:, 0]]]
+    shifts = torch.einsum("ek,eki->ei", batch.neighbor_list_shifts.double(), boxes)
+    edges = {"neighbor_list": batch.neighbor_list, "shifts": shifts}
+    foreign = batch.with_edges(torch.tensor(batch.num_edges_list), edges)
+    expected, got = model(batch), model(foreign)
+    for name in OUTPUTS:
+        torch.testing.assert_close(got[name], expected[name])
