@@ -54,8 +54,10 @@ class LossTotals:
     def summary(self) -> dict[str, Any]:
         """Quotients; a component whose denominator is zero had no label and is NaN."""
         unweighted = {name: _quotient(sums) for name, sums in self.components.items()}
+        # as in training, a component of weight 0 adds nothing, even if it is NaN
+        counted = [n for n in unweighted if self.weights[n] != 0]
         return {
-            "total_loss": sum(self.weights[name] * value for name, value in unweighted.items()),
+            "total_loss": sum(self.weights[name] * unweighted[name] for name in counted),
             "per_component_unweighted": unweighted,
             "per_component_weight": dict(self.weights),
             "per_component_raw_weight": dict(self.raw_weights),

@@ -18,6 +18,7 @@ from nvalchemi.training.losses import (
     StressMSELoss,
     assemble_loss_targets,
 )
+from nvalchemi.training.totals import LossTotals
 
 META = {
     "batch_idx": torch.tensor([0, 0, 0, 1], dtype=torch.int32),
@@ -245,6 +246,35 @@ def test_summed_terms_give_the_value_of_one_batch():
     assert (terms[0] + terms[1]).value.item() == pytest.approx(whole, rel=1e-14)
     mean_of_means = 0.5 * sum(part["total_loss"].item() for part in parts)
     assert mean_of_means != pytest.approx(whole, rel=1e-3)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_component_of_weight_zero_adds_nothing_even_if_it_is_not_finite(bad):
+    predictions, targets = tensors()
+    targets["forces"][0, 0] = bad
+    out = (EnergyMSELoss() + 0.0 * ForceMSELoss())(predictions, targets, **META)
+    energy = EnergyMSELoss()(predictions["predicted_energy"], targets["energy"])
+    assert out["total_loss"].item() == energy.item()
+    assert not out["per_component_unweighted"]["ForceMSELoss"].isfinite()
+    out["total_loss"].backward()
+    assert predictions["predicted_energy"].grad.any()
+    # DDP needs a gradient of the parameters behind this prediction too
+    assert torch.equal(predictions["predicted_forces"].grad, torch.zeros(4, 3))
+    totals = LossTotals()
+    totals.add(out, SimpleNamespace(num_graphs=2))
+    assert totals.summary()["total_loss"] == pytest.approx(energy.item())
+
+
+def test_weights_of_zero_alone_give_zero_with_a_gradient():
+    loss = ComposedLossFunction([ForceMSELoss()], weights=[0.0], normalize_weights=False)
+    predictions, targets = tensors()
+    predictions = {name: value.detach() for name, value in predictions.items()}
+    predictions["predicted_forces"][1] = float("nan")
+    predictions["predicted_forces"].requires_grad_()
+    total = loss(predictions, targets, **META)["total_loss"]
+    total.backward()
+    assert total.item() == 0
+    assert torch.equal(predictions["predicted_forces"].grad, torch.zeros(4, 3))
 
 
 def test_requires_eval_grad():

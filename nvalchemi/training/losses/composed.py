@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple, TypedDict, cast
 
+import torch
 from torch import Tensor, nn
 
 from nvalchemi.training.losses.base import (
@@ -57,6 +58,11 @@ class ComposedLossFunction(LossAlgebra, nn.Module):
         Divide the weights by their sum.
     dtype_policy : str, optional
         Used for all components in place of their own.
+
+    Notes
+    -----
+    A component of weight 0 adds nothing to the total, even if it is NaN; its unweighted value is
+    reported as it is.
 
     Raises
     ------
@@ -148,8 +154,10 @@ class ComposedLossFunction(LossAlgebra, nn.Module):
             self.component_names, self.components, weights, strict=True
         ):
             leaf = cast(BaseLossFunction, component)
-            value = leaf(*self._pair(leaf, predictions, targets), **meta)
-            total = weight * value if total is None else total + weight * value
+            prediction, target = self._pair(leaf, predictions, targets)
+            value = leaf(prediction, target, **meta)
+            part = weight * value if weight != 0 else _nothing(value, prediction)
+            total = part if total is None else total + part
             values[name] = value.detach()
             if leaf.per_sample_loss is not None:
                 samples[name] = weight * leaf.per_sample_loss
@@ -338,6 +346,15 @@ def _scaled(loss: object, weight: object) -> list[_Part]:
     return [
         _Part(cast(BaseLossFunction, leaf), own, factor * weight) for leaf, own, factor in leaves
     ]
+
+
+def _nothing(value: Tensor, prediction: Tensor) -> Tensor:
+    """Zero in place of ``0 * value``, which would be NaN where the value is, gradients too.
+
+    It still hangs on the prediction: DDP waits for a gradient of every parameter.
+    """
+    finite = torch.nan_to_num(prediction, 0.0, 0.0, 0.0)
+    return (0 * finite).sum().to(value.dtype)
 
 
 def _component_names(leaves: Sequence[BaseLossFunction]) -> tuple[str, ...]:
