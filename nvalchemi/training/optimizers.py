@@ -127,7 +127,7 @@ class OptimizerConfig(StrictModel):
         return OptSchedPair(optimizer, scheduler, self.scheduler_metric_adapter or "total_loss")
 
     def to_spec(self) -> dict[str, Any]:
-        """JSON-ready fields; an adapter function is written as {"callable": its dotted name}.
+        """JSON-ready fields: a tuple is {"tuple": [...]}, a function {"callable": dotted name}.
 
         Raises
         ------
@@ -148,9 +148,9 @@ class OptimizerConfig(StrictModel):
                 )
         spec = {
             "optimizer_cls": _dotted(self.optimizer_cls),
-            "optimizer_kwargs": self.optimizer_kwargs,
+            "optimizer_kwargs": _tuples_marked(self.optimizer_kwargs),
             "scheduler_cls": _dotted(self.scheduler_cls) if self.scheduler_cls else None,
-            "scheduler_kwargs": self.scheduler_kwargs,
+            "scheduler_kwargs": _tuples_marked(self.scheduler_kwargs),
             "scheduler_metric_adapter": {"callable": name} if callable(adapter) else adapter,
         }
         try:
@@ -165,10 +165,33 @@ class OptimizerConfig(StrictModel):
     def from_spec(cls, spec: Mapping[str, Any]) -> OptimizerConfig:
         """The config that `to_spec` described, checked again."""
         fields = dict(spec)
+        for name in {"optimizer_kwargs", "scheduler_kwargs"} & fields.keys():
+            fields[name] = _tuples_restored(fields[name])
         adapter = fields.get("scheduler_metric_adapter")
         if isinstance(adapter, Mapping):
             fields["scheduler_metric_adapter"] = _import_class(adapter["callable"])
         return cls(**fields)
+
+
+def _tuples_marked(value: Any) -> Any:
+    """The same with each tuple as {"tuple": [...]}: JSON has lists only."""
+    if isinstance(value, tuple):
+        return {"tuple": [_tuples_marked(entry) for entry in value]}
+    if isinstance(value, list):
+        return [_tuples_marked(entry) for entry in value]
+    if isinstance(value, Mapping):
+        return {name: _tuples_marked(entry) for name, entry in value.items()}
+    return value
+
+
+def _tuples_restored(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_tuples_restored(entry) for entry in value]
+    if not isinstance(value, Mapping):
+        return value
+    if set(value) == {"tuple"} and isinstance(value["tuple"], list):
+        return tuple(_tuples_restored(entry) for entry in value["tuple"])
+    return {name: _tuples_restored(entry) for name, entry in value.items()}
 
 
 def _dotted(cls: type) -> str:
@@ -211,7 +234,7 @@ def iter_qualified_named_parameters(
 
 def setup_optimizers(
     models: Mapping[str, nn.Module] | nn.ModuleDict,
-    configs: Mapping[str, Sequence[OptimizerConfig]],
+    configs: Mapping[str, OptimizerConfig | Sequence[OptimizerConfig]],
     *,
     allowed_parameter_names: Iterable[str] | None = None,
 ) -> dict[str, list[OptSchedPair]]:
@@ -221,13 +244,15 @@ def setup_optimizers(
     ----------
     models : mapping of str to Module
         Wrapped in DistributedDataParallel or not.
-    configs : mapping of str to sequence of OptimizerConfig
+    configs : mapping of str to OptimizerConfig or sequence of them
         By model name; each config makes an optimizer over all the model's trainable parameters.
     allowed_parameter_names : iterable of str, optional
         Qualified names, as of `iter_qualified_named_parameters`; others are left out.
 
     Raises
     ------
+    TypeError
+        For a config that is none.
     ValueError
         For a key that is no model, a name that is no parameter, a model without configs or
         without trainable parameters.
@@ -247,9 +272,8 @@ def setup_optimizers(
                 f"like {sorted(there)[:3]}"
             )
     pairs = {}
-    for model_name, model_configs in configs.items():
-        if not model_configs:
-            raise ValueError(f"model {model_name!r} has an empty list of optimizer configs")
+    for model_name, given in configs.items():
+        model_configs = _config_list(model_name, given)
         params = [
             parameter
             for name, parameter in iter_qualified_named_parameters({model_name: models[model_name]})
@@ -262,6 +286,24 @@ def setup_optimizers(
             )
         pairs[model_name] = [config.build(params) for config in model_configs]
     return pairs
+
+
+def _config_list(model_name: str, given: object) -> list[OptimizerConfig]:
+    configs = [given] if isinstance(given, OptimizerConfig) else given
+    if not isinstance(configs, Sequence) or isinstance(configs, str):
+        raise TypeError(
+            f"optimizer_configs[{model_name!r}] must be an OptimizerConfig or a list of them: got "
+            f"{type(given).__name__}"
+        )
+    if not configs:
+        raise ValueError(f"model {model_name!r} has an empty list of optimizer configs")
+    for config in configs:
+        if not isinstance(config, OptimizerConfig):
+            raise TypeError(
+                f"optimizer_configs[{model_name!r}] must hold OptimizerConfigs: got "
+                f"{type(config).__name__}"
+            )
+    return list(configs)
 
 
 def zero_gradients(pairs: Iterable[tuple[Optimizer, LRScheduler | None]]) -> None:

@@ -1,6 +1,7 @@
 """OptimizerConfig, and building and stepping optimizers and schedulers."""
 
 import copy
+import json
 import pickle
 import subprocess
 import sys
@@ -117,8 +118,16 @@ def test_spec_round_trip(config):
 def test_spec_of_tuples_and_refusals():
     betas = OptimizerConfig(optimizer_cls=torch.optim.Adam, optimizer_kwargs={"betas": (0.9, 0.95)})
     again = OptimizerConfig.from_spec(betas.to_spec())
+    assert again == betas
     optimizer, _ = again.build(net().parameters())
-    assert tuple(optimizer.param_groups[0]["betas"]) == (0.9, 0.95)
+    assert optimizer.param_groups[0]["betas"] == (0.9, 0.95)
+    milestones = OptimizerConfig(
+        optimizer_cls=torch.optim.SGD,
+        optimizer_kwargs={"lr": 0.1},
+        scheduler_cls=torch.optim.lr_scheduler.MultiStepLR,
+        scheduler_kwargs={"milestones": [1, 2]},
+    )
+    assert OptimizerConfig.from_spec(json.loads(json.dumps(milestones.to_spec()))) == milestones
     tensor = OptimizerConfig(
         optimizer_cls=torch.optim.Adam, optimizer_kwargs={"lr": torch.tensor(0.1)}
     )
@@ -141,6 +150,14 @@ def test_setup_takes_trainable_parameters_only():
     ((optimizer, _),) = allowed["main"]
     assert optimizer.param_groups[0]["params"][0] is model[1].bias
     assert len(optimizer.param_groups[0]["params"]) == 1
+
+
+def test_setup_takes_one_config_and_refuses_what_is_none():
+    ((optimizer, _),) = setup_optimizers({"main": net()}, {"main": ADAM})["main"]
+    assert isinstance(optimizer, torch.optim.Adam)
+    for wrong in ("adam", 3, [ADAM, "adam"], None):
+        with pytest.raises(TypeError, match=r"optimizer_configs\['main'\] must"):
+            setup_optimizers({"main": net()}, {"main": wrong})
 
 
 def test_setup_errors():
