@@ -178,6 +178,13 @@ def test_ranks_with_another_mixture_than_the_others():
     assert findings["rank composition"].severity == "warning"
 
 
+def test_batches_too_small_for_the_mixture_are_noted_and_no_fault():
+    """A batch of one: by its turn it is of one data set, and each rank always has the same turn."""
+    small = found(ShardPlan([400, 400], world_size=2, batch_size=1))["rank composition"]
+    assert small.severity == "info" and "whole numbers of each data set" in small.remedy
+    assert ShardPlan([400, 400], world_size=2, batch_size=2).check() == []
+
+
 def test_a_seed_without_shuffle():
     assert "seed 5 has no effect" in str(
         found(ShardPlan(96, world_size=4, batch_size=4, seed=5, shuffle=False))[
