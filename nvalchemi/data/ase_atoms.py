@@ -21,6 +21,9 @@ from nvalchemi.data.labels import STANDARD_KEYS, FoundLabels, LabelKeys, check_u
 
 Missing = Literal["raise", "skip", "allow"]
 
+# Of the labels that `from_ase` takes unasked, those that missing="raise" demands.
+_NEEDED = ("energy", "forces")
+
 
 def from_ase(
     atoms: Atoms,
@@ -41,7 +44,8 @@ def from_ase(
         calculation is started, and constraints do not change forces.
     label_keys : LabelKeys or mapping, optional
         What is wanted and where it is. By default energy, forces, stress, virial, dipole and
-        charges are taken where they are there under these names.
+        charges are taken where they are there under these names, and ``missing="raise"`` asks for
+        energy and forces alone.
     dtype : torch.dtype
         Of all floating-point fields.
     missing : {"allow", "raise"}
@@ -80,8 +84,11 @@ def from_ase(
     check_units(units)
     keys = STANDARD_KEYS if label_keys is None else LabelKeys.of(label_keys)
     found = find_labels(atoms, keys, units)
+    if label_keys is None:
+        found.absent = {name: why for name, why in found.absent.items() if name in _NEEDED}
     if frame_problem(atoms, found, missing) is not None:
-        audit = LabelAudit(f"structure {atoms.get_chemical_formula()}", keys, units)
+        told = keys if label_keys is not None else LabelKeys(**{n: n for n in found.broken})
+        audit = LabelAudit(f"structure {atoms.get_chemical_formula()}", told, units)
         audit.see(atoms)
         raise ValueError(complaint(audit, missing, choices))
     loss = energy_loss(found, dtype)

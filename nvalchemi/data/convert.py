@@ -25,6 +25,7 @@ from nvalchemi.data.ase_atoms import (
 )
 from nvalchemi.data.atomic_data import AtomicData
 from nvalchemi.data.batch import Batch
+from nvalchemi.data.extxyz import iterate_extxyz
 from nvalchemi.data.label_audit import MAX_ENERGY_LOSS, LabelAudit, precision_sentence
 from nvalchemi.data.labels import LabelKeys, check_units
 
@@ -81,8 +82,8 @@ def read_extxyz(
     Raises
     ------
     FileNotFoundError, ValueError
-        If there is no file or no structure in it, a structure can not be parsed, or as in
-        `from_ase`.
+        If there is no file or no structure in it, a structure can not be parsed, something stands
+        behind a blank line at the end, or as in `from_ase`.
 
     Warns
     -----
@@ -94,7 +95,7 @@ def read_extxyz(
     check_choice("missing", missing, choices)
     check_units(units)
     audit = LabelAudit(Path(path).name, label_keys, units)
-    return _convert(_iterate_extxyz(path), audit, missing, dtype, choices)
+    return _convert(iterate_extxyz(path), audit, missing, dtype, choices)
 
 
 def audit_labels(
@@ -121,7 +122,7 @@ def audit_labels(
     """
     check_units(units)
     if isinstance(source, str | Path):
-        name, frames = Path(source).name, _iterate_extxyz(source)
+        name, frames = Path(source).name, iterate_extxyz(source)
     else:
         name, frames = "structures", iter(source)
     audit = LabelAudit(name, label_keys, units)
@@ -169,7 +170,7 @@ def import_extxyz(
         As in `read_extxyz`, or if no structure is left.
     """
     return _import(
-        lambda: _iterate_extxyz(path),
+        lambda: iterate_extxyz(path),
         Path(path).name,
         store,
         label_keys,
@@ -197,27 +198,6 @@ def import_atoms(
 
 
 # Many structures.
-
-
-def _iterate_extxyz(path: str | Path) -> Iterator[Atoms]:
-    from ase.io import iread
-
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    index = 0
-    frames = iread(path, ":", format="extxyz", do_not_split_by_at_sign=True)
-    while True:
-        try:
-            atoms = next(frames)
-        except StopIteration:
-            break
-        except Exception as error:
-            # ASE's parser lets through whatever its parts raise: say at least where
-            raise ValueError(f"{path}: structure {index} can not be read: {error}") from error
-        yield atoms
-        index += 1
-    if index == 0:
-        raise ValueError(f"{path} holds no structure")
 
 
 def _convert(

@@ -17,6 +17,13 @@ from nvalchemi.data.labels import (
     numeric_keys,
     similar_keys,
 )
+from nvalchemi.data.pairs import (
+    COINCIDENT,
+    MAX_CELLS,
+    dependent_vectors,
+    first_coincident,
+    fractional_coordinates,
+)
 
 # A resolution of the energy that no longer resolves what a potential is asked to learn.
 MAX_ENERGY_LOSS = 1e-4  # eV per structure
@@ -83,8 +90,19 @@ class LabelAudit:
         self._zero_forces = self._constrained = 0
 
     def see(self, atoms: Atoms) -> FoundLabels:
-        """Take one more structure into account and return its labels."""
+        """Take one more structure into account and return its labels.
+
+        Raises
+        ------
+        TypeError
+            If it is no `ase.Atoms`.
+        """
         index = self.num_frames
+        if not isinstance(atoms, Atoms):
+            raise TypeError(
+                f"structure {index} of {self.source} must be an ase.Atoms: got "
+                f"{type(atoms).__name__}"
+            )
         self.num_frames += 1
         self.num_atoms += len(atoms)
         self.sizes[len(atoms)] += 1
@@ -269,13 +287,22 @@ def structure_problem(atoms: Atoms) -> str | None:
         return "the structure has dummy atoms (X)"
     if not np.isfinite(atoms.positions).all():
         return "positions are not finite"
-    vectors = np.asarray(atoms.cell)[atoms.pbc]
-    if len(vectors) and np.linalg.matrix_rank(vectors) < len(vectors):
+    cell, pbc = np.asarray(atoms.cell), np.asarray(atoms.pbc)
+    if dependent_vectors(cell[None], pbc[None])[0]:
         flags = "".join("FT"[int(p)] for p in atoms.pbc)
         return (
             f"the structure is periodic along {flags}, but its cell vectors there are zero or "
             "dependent: set the cell, or pbc to False"
         )
+    counts = np.array([len(atoms)])
+    if (
+        np.abs(fractional_coordinates(atoms.positions, cell[None], pbc[None], counts)) > MAX_CELLS
+    ).any():
+        return "an atom lies more than 2^31 cells away: the trajectory has exploded"
+    twice = first_coincident(atoms.positions, cell, pbc)
+    if twice is not None:
+        first, second = twice
+        return f"atoms {first} and {second} lie in one place (closer than {COINCIDENT:g} Angstrom)"
     return None
 
 

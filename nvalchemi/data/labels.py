@@ -74,6 +74,9 @@ class LabelKeys:
         for name, key in self.wanted():
             if not isinstance(key, str) or not key:
                 raise TypeError(f"the key of {name} must be a name or None: got {key!r}")
+        if not any(self.wanted()):
+            names = ", ".join(entry.name for entry in fields(self))
+            raise ValueError(f"LabelKeys must want at least one label of {names}: all are None")
 
     @classmethod
     def of(cls, keys: "LabelKeys | Mapping[str, str | None]") -> "LabelKeys":

@@ -13,11 +13,17 @@ from torch import Tensor
 
 from nvalchemi.data.batch import Batch
 from nvalchemi.data.checks import NEIGHBOR_CUTOFF, neighbor_list_remedy
-from nvalchemi.data.pairs import COINCIDENT, PairSearch, fractional_coordinates, is_compact
+from nvalchemi.data.pairs import (
+    COINCIDENT,
+    MAX_CELLS,
+    PairSearch,
+    dependent_vectors,
+    fractional_coordinates,
+    is_compact,
+)
 
 # Edge fields that a new list replaces; any other edge field would lose its meaning.
 _REPLACED = frozenset({"neighbor_list", "neighbor_list_shifts", "shifts"})
-_MAX_CELLS = 2.0**31
 
 
 def add_neighbor_list(batch: Batch, cutoff: float) -> Batch:
@@ -249,15 +255,7 @@ def _check_geometry(
             f"positions must be finite: atom {atom} (structure {structure}) is at "
             f"{positions[atom].tolist()}"
         )
-    rows = np.where(pbc[:, :, None], cell, np.eye(3))
-    lengths = np.linalg.norm(rows, axis=2, keepdims=True)
-    unit = rows / np.where(lengths > 0, lengths, 1.0)
-    # Periodic vectors are compared with each other only: the others are taken as perpendicular.
-    both = pbc[:, :, None] & pbc[:, None, :]
-    gram = np.where(both, unit @ unit.transpose(0, 2, 1), np.eye(3))
-    # 1e-12 is the squared volume of unit vectors that lie 1e-6 rad from a common plane; a vector
-    # that is not finite counts as zero.
-    singular = np.linalg.det(np.nan_to_num(gram)) < 1e-12
+    singular = dependent_vectors(cell, pbc)
     if singular.any():
         first = int(np.flatnonzero(singular)[0])
         raise ValueError(
@@ -272,8 +270,8 @@ def _refuse_far_images(
 ) -> None:
     """Refuse atoms so many cells away that their place in the cell has lost its digits."""
     cells = np.abs(fractional_coordinates(positions, cell, pbc, counts))
-    if (cells > _MAX_CELLS).any():
-        atom = int(np.flatnonzero((cells > _MAX_CELLS).any(1))[0])
+    if (cells > MAX_CELLS).any():
+        atom = int(np.flatnonzero((cells > MAX_CELLS).any(1))[0])
         structure = int(np.searchsorted(np.cumsum(counts), atom, side="right"))
         raise ValueError(
             f"atom {atom} (structure {structure}) at {positions[atom].tolist()} lies "

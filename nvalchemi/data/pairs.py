@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 # Atoms closer than this (Angstrom) are one atom written twice; no energy is defined there.
 COINCIDENT = 1e-6
+# Farther away (in cells) an atom's place in its cell has lost its digits.
+MAX_CELLS = 2.0**31
+# What vesin is given: with 1e5 bins in a cell, numbers of bins stay below 2^31.
 _MAX_BINS = 1e5
-# Cells that an atom may lie away from the first one: with 1e5 bins below 2^31.
-_MAX_CELLS = 1e3
-_MAX_COORDINATE = 1e6  # Angstrom, along directions that are not periodic
+_NEAR_CELLS = 1e3
+_NEAR_COORDINATE = 1e6  # Angstrom, along directions that are not periodic
 
 Found = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
 
@@ -84,7 +86,7 @@ def is_compact(
     bins = np.where(pbc, np.maximum(heights / cutoff, 1), lengths / cutoff + 3).prod(1)
     cells = _per_structure(np.abs(fractional), counts)[1].max(1)
     coordinates = np.maximum(np.abs(low), np.abs(high)).max(1)
-    fits = (bins <= _MAX_BINS) & (cells <= _MAX_CELLS) & (coordinates <= _MAX_COORDINATE)
+    fits = (bins <= _MAX_BINS) & (cells <= _NEAR_CELLS) & (coordinates <= _NEAR_COORDINATE)
     return [bool(fit) for fit in fits]
 
 
@@ -94,6 +96,20 @@ def fractional_coordinates(
     """Positions [V, 3] in lattice vectors of their structures; zero where it is not periodic."""
     to_fractional = np.repeat(_frame(cell, pbc)[1], counts, axis=0)
     return np.einsum("vi,vki->vk", positions, to_fractional)
+
+
+def dependent_vectors(cell: np.ndarray, pbc: np.ndarray) -> NDArray[np.bool_]:
+    """Whether lattice vectors along periodic directions are dependent, zero or not finite, [B]."""
+    rows = np.where(pbc[:, :, None], cell, np.eye(3))
+    lengths = np.linalg.norm(rows, axis=2, keepdims=True)
+    unit = rows / np.where(lengths > 0, lengths, 1.0)
+    # Periodic vectors are compared with each other only: the others are taken as perpendicular.
+    both = pbc[:, :, None] & pbc[:, None, :]
+    gram = np.where(both, unit @ unit.transpose(0, 2, 1), np.eye(3))
+    # 1e-12 is the squared volume of unit vectors that lie 1e-6 rad from a common plane; a vector
+    # that is not finite counts as zero.
+    singular: NDArray[np.bool_] = np.linalg.det(np.nan_to_num(gram)) < 1e-12
+    return singular
 
 
 def first_coincident(
@@ -135,7 +151,10 @@ def _tree_pairs(positions: np.ndarray, box: np.ndarray, pbc: np.ndarray, cutoff:
     ghosts, atoms, images = [], [], []
     for numbers in itertools.product(*(range(-n, n + 1) for n in reach)):
         image = np.array(numbers, np.int64)
-        moved = inside + image @ box
+        offset = image @ box
+        if ((low + offset > high + cutoff) | (high + offset < low - cutoff)).any():
+            continue
+        moved = inside + offset
         near = np.flatnonzero(((moved > low - cutoff) & (moved < high + cutoff)).all(1))
         ghosts.append(moved[near])
         atoms.append(near)

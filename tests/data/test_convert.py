@@ -510,3 +510,33 @@ def test_water_in_single_precision():
     with pytest.warns(UserWarning, match="resolved to"):
         data = from_ase(atoms)
     assert data.forces.shape == (192, 3)
+
+
+def test_labels_that_nobody_wants_and_members_that_are_no_atoms(tmp_path):
+    with pytest.raises(ValueError, match="LabelKeys must want at least one label"):
+        LabelKeys(energy=None, forces=None)
+    with pytest.raises(ValueError, match="LabelKeys must want at least one label"):
+        audit_labels([ethanol(energy=1.0)], {"energy": None, "forces": None})
+    for look in (
+        lambda: import_atoms([ethanol(energy=1.0), 3], tmp_path / "a.zarr", missing="skip"),
+        lambda: audit_labels([ethanol(energy=1.0), 3]),
+    ):
+        with pytest.raises(TypeError, match="structure 1 of structures must be an ase.Atoms: got"):
+            look()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_raise_asks_for_energy_and_forces_when_no_keys_are_named():
+    atoms = ethanol(energy=1.0)
+    with pytest.raises(ValueError, match="no forces") as error:
+        from_ase(atoms, missing="raise")
+    assert not any(name in str(error.value) for name in ("virial", "dipole", "charges", "stress"))
+    atoms.arrays["forces"] = np.ones((len(atoms), 3))
+    atoms.info["dipole"] = np.ones(3)
+    data = from_ase(atoms, missing="raise")
+    assert data.dipole.tolist() == [[1, 1, 1]] and "dipole" not in data.info
+    atoms.info["dipole"] = np.ones(4)
+    with pytest.raises(ValueError, match="unusable dipole"):
+        from_ase(atoms, missing="raise")
+    with pytest.raises(ValueError, match="no charges"):
+        from_ase(ethanol(energy=1.0), label_keys={"charges": "charges"}, missing="raise")
