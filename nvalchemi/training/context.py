@@ -1,8 +1,11 @@
 """What the hooks of a training are told, what its losses are, and the state of its loop."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
+
+from torch import Tensor
 
 from nvalchemi.data.batch import Batch
 from nvalchemi.hooks.protocol import HookContext
@@ -70,7 +73,7 @@ class LoopState:
 
     `ready` says that models and optimizers are set up, `validated_at` the step of the last
     validation, `performed` the stages whose work a hook does, `optimized` for what `pairs` were
-    built.
+    built, `joint_factors` what makes the losses of several ranks one (see the loss function).
     """
 
     registry: HookRegistry = field(default_factory=lambda: HookRegistry(TrainingStage))
@@ -84,6 +87,7 @@ class LoopState:
     loader: Any = None
     world_size: int = 1
     validated_at: int = -1
+    joint_factors: Callable[[Tensor], Tensor] | None = None
 
     def call(self, stage: TrainingStage) -> None:
         """Call the hooks of a stage whose turn it is."""

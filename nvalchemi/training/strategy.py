@@ -195,7 +195,8 @@ class TrainingStrategy(TrainingDefinition):
                 )
                 return
             self._normalise_counters(length)
-            self._begin()
+            # going on after num_epochs was raised keeps momenta and schedules
+            self._begin(keep_optimizers=self.step_count > 0)
             state.validated_at = -1
             state.call(Stage.BEFORE_TRAINING)
             while self.step_count < target:
@@ -222,7 +223,7 @@ class TrainingStrategy(TrainingDefinition):
             return self._train_step(state, self._to_device(batch))
 
     def validate(self) -> dict[str, Any]:  # type: ignore[override]
-        """Validate now.
+        """Validate now; under several ranks all of them must call it.
 
         Returns
         -------
@@ -370,6 +371,7 @@ class TrainingStrategy(TrainingDefinition):
             targets,
             step=self.step_count,
             epoch=self.epoch_count,
+            joint_factors=state.joint_factors,
             **loss_metadata(batch),
         )
         ctx.loss, ctx.losses = losses["total_loss"], losses

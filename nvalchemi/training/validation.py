@@ -5,6 +5,7 @@ summed over batches and ranks and divided once. The result does not depend on th
 or on how structures are batched.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from itertools import islice
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 import torch
 from pydantic import Field, field_validator, model_validator
 from torch import nn
-from torch.utils.data import RandomSampler
+from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from nvalchemi.data.batch import Batch
 from nvalchemi.data.datapipes.dataloader import DataLoader
+from nvalchemi.data.datapipes.exact import ExactEvalSampler
 from nvalchemi.data.datapipes.samplers import DistributedSamplerProtocol
 from nvalchemi.distributed.collectives import (
     all_gather_objects,
@@ -282,28 +284,41 @@ class ValidationLoop:
             yield batch.to(self.device, non_blocking=True) if hasattr(batch, "to") else batch
 
     def _is_sharded(self, data: Any) -> bool:
+        """Whether a sampler is built for these ranks; one that draws at random is refused."""
         batch_sampler = getattr(data, "batch_sampler", None)
-        samplers = (
+        for sampler in (
             getattr(data, "sampler", None),
             batch_sampler,
             getattr(batch_sampler, "sampler", None),
-        )
-        for sampler in samplers:
+        ):
             if isinstance(sampler, DistributedSamplerProtocol):
-                there = (sampler.num_replicas, sampler.rank)
-                if there != (self.world_size, self.rank):
-                    raise ValueError(
-                        f"the sampler of validation_data is built for rank {there[1]} of "
-                        f"{there[0]}, this is rank {self.rank} of {self.world_size}; leave the "
-                        "sampler out, and each rank takes its share"
-                    )
+                self._check_sampler(sampler, data)
                 return True
-            if isinstance(sampler, RandomSampler):
+            if isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler):
                 raise ValueError(
-                    "validation_data must not shuffle: each rank would take its share of another "
-                    "order; use shuffle=False"
+                    f"validation_data must not draw at random ({type(sampler).__name__}): each "
+                    "rank would take its share of another order; use shuffle=False, or for a "
+                    "subset its indices as a list, sampler=[...]"
                 )
         return False
+
+    def _check_sampler(self, sampler: DistributedSamplerProtocol, data: Any) -> None:
+        there = (sampler.num_replicas, sampler.rank)
+        if there != (self.world_size, self.rank):
+            raise ValueError(
+                f"the sampler of validation_data is built for rank {there[1]} of {there[0]}, this "
+                f"is rank {self.rank} of {self.world_size}; leave the sampler out, and each rank "
+                "takes its share"
+            )
+        # samplers for training fill the last step with samples that were there already
+        if not isinstance(sampler, ExactEvalSampler) and self.rank == 0:
+            warnings.warn(
+                f"validation_data has a {type(sampler).__name__}, which may count samples twice or "
+                "leave some out to make the ranks even; use a loader of its own without a sampler, "
+                "and every sample counts once",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def _sum_over_ranks(self, totals: LossTotals, failure: Exception | None) -> LossTotals:
         if self.world_size == 1:

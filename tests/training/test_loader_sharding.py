@@ -248,6 +248,16 @@ def test_a_class_that_forgets_the_ranks_is_found_out():
         shard_loader(DataLoader(dataset(9), batch_size=2), place(1, sampler_cls=Forgetful))
 
 
+@pytest.mark.parametrize(
+    "sampler_cls", [SequentialSampler, RandomSampler, lambda data: SequentialSampler(data)]
+)
+def test_a_class_that_knows_no_ranks_is_refused(sampler_cls):
+    for shuffle in (False, True):
+        loader = DataLoader(dataset(9), batch_size=2, shuffle=shuffle)
+        with pytest.raises(ValueError, match="told nothing of the ranks, so all 2 would see"):
+            shard_loader(loader, place(sampler_cls=sampler_cls))
+
+
 # What is kept, and what is refused.
 
 

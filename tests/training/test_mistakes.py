@@ -1,11 +1,13 @@
 """Mistakes that newcomers made, each met by a sentence where it is made."""
 
+import warnings
+
 import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
 from nvalchemi.data import AtomicData, Batch
-from nvalchemi.data.datapipes import DataLoader, InMemoryDataset
+from nvalchemi.data.datapipes import DataLoader, InMemoryDataset, MultiDataset
 from nvalchemi.models import MLPPotential
 from nvalchemi.notebook import launch
 from nvalchemi.training import (
@@ -17,6 +19,7 @@ from nvalchemi.training import (
     ValidationConfig,
     default_training_fn,
 )
+from nvalchemi.training.hooks.ddp import warn_of_batch_norm
 
 
 def dataset() -> InMemoryDataset:
@@ -102,9 +105,34 @@ def test_a_sampler_for_several_ranks_is_refused_on_one():
         training.run(DataLoader(data, batch_size=2, sampler=sampler))
 
 
-def train_without_hook() -> list[str]:
-    import warnings
+def test_a_mixture_that_one_rank_does_not_get_is_said():
+    data = MultiDataset(dataset(), dataset())
+    training = strategy(hooks=[DDPHook(sampler_kwargs={"weights": [1, 9], "seed": 3})])
+    with pytest.warns(UserWarning, match=r"\['weights'\] have no effect on one rank"):
+        training.run(DataLoader(data, batch_size=2))
 
+
+def test_raising_the_number_of_epochs_goes_on_with_the_same_optimizer():
+    training = strategy(optimizer_configs=OptimizerConfig(optimizer_cls=torch.optim.Adam))
+    loader = DataLoader(dataset(), batch_size=2)
+    training.run(loader)
+    (optimizer,) = training.optimizers
+    training.num_epochs = 2
+    training.run(loader)
+    assert training.optimizers == [optimizer]
+    assert {float(state["step"]) for state in optimizer.state.values()} == {6.0}
+
+
+def test_running_statistics_of_one_rank_are_said():
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.BatchNorm1d(1))
+    with pytest.warns(UserWarning, match="main.1 keeps running statistics of this rank's batches"):
+        warn_of_batch_norm("main", model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_batch_norm("main", torch.nn.SyncBatchNorm.convert_sync_batchnorm(model))
+
+
+def train_without_hook() -> list[str]:
     from nvalchemi.distributed import DistributedManager
 
     DistributedManager.initialize()

@@ -12,6 +12,7 @@ from pydantic import Field, PrivateAttr
 from torch import nn
 from torch.utils.data import DistributedSampler
 
+from nvalchemi.data.datapipes.multidataset import MultiDataset
 from nvalchemi.distributed.collectives import (
     agree,
     all_gather_objects,
@@ -23,11 +24,17 @@ from nvalchemi.distributed.collectives import (
     is_distributed_initialized,
 )
 from nvalchemi.training.hooks.even_steps import EvenSteps
+from nvalchemi.training.hooks.joint_loss import joint_batch_factors
 from nvalchemi.training.hooks.loader_sharding import Place, refuse_other_ranks, shard_loader
 from nvalchemi.training.hooks.replicas import check_replicas
 from nvalchemi.training.modes import unwrap_model
 from nvalchemi.training.stages import TrainingStage
 from nvalchemi.training.strict import StrictModel
+
+# Options of MultiDatasetBatchSampler that change what is trained on, not only in which order.
+MIXTURE_OPTIONS = frozenset(
+    {"weights", "temperature", "samples_per_dataset", "num_batches", "epoch_policy", "replacement"}
+)
 
 
 class DDPHook(StrictModel):
@@ -129,6 +136,7 @@ class DDPHook(StrictModel):
         if self._world_size <= 1:
             if stage is TrainingStage.SETUP:
                 refuse_other_ranks(ctx.workflow.active_dataloader, world_size=1, rank=0)
+                self._warn_of_unused_options(ctx.workflow.active_dataloader)
             return
         if stage is TrainingStage.SETUP:
             self._strategy = strategy = ctx.workflow
@@ -136,14 +144,32 @@ class DDPHook(StrictModel):
             # before wrapping: DDP's own check of shapes fails on one rank and hangs on the others
             agree(self._what_must_agree(strategy), self._manager)
             self._wrap(strategy)
+            if self.process_group is None:
+                strategy._state.joint_factors = joint_batch_factors
         elif self._bare:
             models = {key: self._bare[key] for key in sorted(self._bare)}
             check_replicas(models, ctx.epoch)
+
+    def _warn_of_unused_options(self, loader: Any) -> None:
+        """On one rank the loader is left as it is; say which mixture the user asked for in vain."""
+        lost = sorted(MIXTURE_OPTIONS & set(self.sampler_kwargs))
+        if lost and isinstance(getattr(loader, "dataset", None), MultiDataset):
+            warnings.warn(
+                f"sampler_kwargs {lost} have no effect on one rank, where the loader is left as it "
+                "is; give it batch_sampler=MultiDatasetBatchSampler(dataset, batch_size=..., ...) "
+                "to train on the same mixture",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def _check_and_shard(self, strategy: Any) -> None:
         """All that can fail on one rank alone and needs no other."""
         for key in self._keys(strategy):
             refuse_changing_forward(key, strategy.models[key])
+            if not any(p.requires_grad for p in strategy.models[key].parameters()):
+                raise ValueError(f"model {key!r} has no trainable parameters: nothing to wrap")
+            if not self._flag("broadcast_buffers"):
+                warn_of_batch_norm(key, strategy.models[key])
         strategy.active_dataloader = self.prepare_dataloader(strategy.active_dataloader)
 
     def _fail_together(self, work: Callable[[], None]) -> None:
@@ -177,7 +203,17 @@ class DDPHook(StrictModel):
                 f"DDPHook model_keys include unknown model(s) {unknown}: "
                 f"models are {sorted(strategy.models)}"
             )
+        left_out = sorted(set(strategy.optimizer_configs) - set(keys))
+        if left_out:
+            raise ValueError(
+                f"model_keys leaves out {left_out}, which have optimizers: their gradients would "
+                "not be reduced, and the ranks would come apart; name them too"
+            )
         return keys
+
+    def _flag(self, name: str) -> bool:
+        own = getattr(self, name)
+        return bool(getattr(self._manager, name, False) if own is None else own)
 
     def _wrap(self, strategy: Any) -> None:
         self._undo.append(ignore_stride_warning())
@@ -193,8 +229,7 @@ class DDPHook(StrictModel):
     def _ddp_arguments(self, model: nn.Module) -> dict[str, Any]:
         arguments: dict[str, Any] = {"static_graph": self.static_graph}
         for name in ("find_unused_parameters", "broadcast_buffers"):
-            own = getattr(self, name)
-            arguments[name] = getattr(self._manager, name, False) if own is None else own
+            arguments[name] = self._flag(name)
         # torch 2.13 renamed it, and buffers are made equal at the start in any case since
         known = inspect.signature(torch.nn.parallel.DistributedDataParallel).parameters
         if "forward_sync_buffers" in known:
@@ -230,15 +265,18 @@ class DDPHook(StrictModel):
             "world size": self._world_size,
             "num_epochs": strategy.num_epochs,
             "num_steps": strategy.num_steps,
+            "epoch_step_modifier": strategy.epoch_step_modifier,
             "step_count": strategy.step_count,
+            "batch_count": strategy.batch_count,
             "epoch_count": strategy.epoch_count,
+            "epoch_step_count": strategy.epoch_step_count,
+            "validation_config": describe_validation(strategy.validation_config),
             **{
                 f"parameters of {key}": describe_parameters(strategy.models[key])
                 for key in sorted(self._keys(strategy))
             },
         }
-        if (length := _length(loader)) is not None:
-            values["batches per epoch"] = length
+        values["batches per epoch"] = _length(loader)
         batch_sampler = getattr(loader, "batch_sampler", None)
         for sampler in (
             getattr(loader, "sampler", None),
@@ -255,6 +293,8 @@ class DDPHook(StrictModel):
     def close(self) -> None:
         """Put models, loader and devices back; end the communication that this hook started."""
         strategy, self._strategy = self._strategy, None
+        if strategy is not None:
+            strategy._state.joint_factors = None
         for key, model in self._bare.items():
             strategy.models[key] = model
         wrapped = bool(self._bare)
@@ -291,6 +331,28 @@ def ignore_stride_warning() -> Callable[[], None]:
             warnings.filters.remove(entry)  # type: ignore[attr-defined]
 
     return undo
+
+
+def describe_validation(config: Any) -> str:
+    """When a validation is due, which all ranks must do together."""
+    if config is None:
+        return "none"
+    return f"every_n_epochs={config.every_n_epochs}, every_n_steps={config.every_n_steps}"
+
+
+def warn_of_batch_norm(key: str, model: nn.Module) -> None:
+    """Say so when running statistics will differ between the ranks."""
+    for name, module in unwrap_model(model).named_modules():
+        kept = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats
+        if kept and not isinstance(module, nn.SyncBatchNorm):
+            warnings.warn(
+                f"{key}.{name} keeps running statistics of this rank's batches alone, so the "
+                "models of the ranks differ in evaluation; use "
+                "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) or "
+                "DDPHook(broadcast_buffers=True)",
+                UserWarning,
+                stacklevel=2,
+            )
 
 
 def _length(loader: Any) -> int | None:

@@ -18,6 +18,8 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
 )
 
 from nvalchemi.data.datapipes.dataloader import DataLoader
@@ -38,6 +40,10 @@ _TORCH_OPTIONS = (
     "pin_memory_device",
     "in_order",
 )
+
+
+# Samplers that know nothing of ranks, whatever they were built with.
+RANKLESS = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,9 @@ def _is_distributed(loader: Any, place: Place) -> bool:
     if refuse_other_ranks(loader, place.world_size, place.rank):
         return True
     for _, sampler in _samplers(loader):
-        if isinstance(place.sampler_cls, type) and isinstance(sampler, place.sampler_cls):
+        # a class of the user's own may know its ranks by other names; torch's plain ones know none
+        known = isinstance(place.sampler_cls, type) and isinstance(sampler, place.sampler_cls)
+        if known and type(sampler) not in RANKLESS:
             return True
     return False
 
@@ -218,6 +226,13 @@ def _build(sampler_cls: Callable[..., Any], loader: Any, place: Place) -> Any:
             stacklevel=2,
         )
     sampler = sampler_cls(loader.dataset, **arguments)
+    aware = isinstance(sampler, DistributedSamplerProtocol)
+    if type(sampler) in RANKLESS or not (aware or arguments):
+        raise ValueError(
+            f"{name} was told nothing of the ranks, so all {place.world_size} would see the same "
+            "samples: it needs num_replicas and rank, or arguments of its own in "
+            "DDPHook(sampler_kwargs=...)"
+        )
     if getattr(sampler, "yields_batches", False) and (loader.batch_size or 1) > 1:
         warnings.warn(
             f"batch_size={loader.batch_size} of the loader has no effect: {name} makes batches of "
@@ -225,7 +240,7 @@ def _build(sampler_cls: Callable[..., Any], loader: Any, place: Place) -> Any:
             UserWarning,
             stacklevel=2,
         )
-    if isinstance(sampler, DistributedSamplerProtocol):
+    if aware:
         _check_built_for(sampler, place.world_size, place.rank, f"what {name} returned")
     return sampler
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple, TypedDict, cast
 
@@ -124,6 +124,7 @@ class ComposedLossFunction(LossAlgebra, nn.Module):
         *,
         step: int = 0,
         epoch: int | None = None,
+        joint_factors: Callable[[Tensor], Tensor] | None = None,
         **meta: Any,
     ) -> ComposedLossOutput:
         """The weighted sum and its components.
@@ -134,6 +135,10 @@ class ComposedLossFunction(LossAlgebra, nn.Module):
             Tensors by the components' `prediction_key` and `target_key`.
         step, epoch : int
             Where the training is, for the schedules.
+        joint_factors : callable, optional
+            From the denominators [K] of the components that have terms to factors [K] of their
+            values in the total. With those of `joint_batch_factors` the mean of the totals over
+            ranks is the loss of the joint batch.
         **meta
             Facts about the batch, see `ReductionContext`.
 
@@ -149,24 +154,27 @@ class ComposedLossFunction(LossAlgebra, nn.Module):
         values: dict[str, Tensor] = {}
         samples: dict[str, Tensor] = {}
         terms: dict[str, LossTerms] = {}
-        total: Tensor | None = None
+        parts: dict[str, Tensor] = {}
         for name, component, weight in zip(
             self.component_names, self.components, weights, strict=True
         ):
             leaf = cast(BaseLossFunction, component)
             prediction, target = self._pair(leaf, predictions, targets)
             value = leaf(prediction, target, **meta)
-            part = weight * value if weight != 0 else _nothing(value, prediction)
-            total = part if total is None else total + part
+            parts[name] = weight * value if weight != 0 else _nothing(value, prediction)
             values[name] = value.detach()
             if leaf.per_sample_loss is not None:
                 samples[name] = weight * leaf.per_sample_loss
             # A class with its own forward may return anything: its terms would not fit the value.
             if leaf.last_terms is not None and type(leaf).forward is BaseLossFunction.forward:
                 terms[name] = leaf.last_terms
-        assert total is not None
+        if joint_factors is not None and terms:
+            factors = joint_factors(torch.stack([term.denominator for term in terms.values()]))
+            for name, factor in zip(terms, factors, strict=True):
+                parts[name] = parts[name] * factor.to(parts[name].dtype)
+        first, *others = parts.values()
         return {
-            "total_loss": total,
+            "total_loss": sum(others, first),
             "per_component_unweighted": values,
             "per_component_weight": dict(zip(self.component_names, weights, strict=True)),
             "per_component_raw_weight": dict(zip(self.component_names, raw, strict=True)),
