@@ -262,13 +262,13 @@ def check_rank_shares(look: Look) -> Iterator[Finding]:
         column, j = np.unravel_index(int((off * wrong).argmax()), off.shape)
         own = got[column, j] / got[column].sum()
         dealing = look.plan.source.dealing(look.epochs[0])
-        whole_batches = dealing is not None and dealing.unit > 1
+        whole_batches = dealing is not None and dealing.unit == look.plan.batch_size
         yield Finding(
             "info" if whole_batches else "warning",
             f"Rank {look.ranks[column]} gets {own:.0%} from data set {j} and all ranks together "
             f"{got[:, j].sum() / got.sum():.0%}{look.looked_at}.",
-            "Each step of all ranks is as asked, and DDP averages over it; for ranks that are alike "
-            "take a batch_size that holds whole numbers of each data set."
+            "Each step of all ranks is as asked, and DDP averages over it; for ranks that are "
+            "alike take a batch_size that holds whole numbers of each data set."
             if whole_batches
             else "Deal out whole batches of the mixture (MultiDatasetBatchSampler), not every R-th "
             "sample.",
