@@ -266,6 +266,12 @@ def sentences_of_failures() -> dict[str, tuple[str, str, float]]:
         "validation on one rank": lambda: energy_only(
             model(), validation_config=None if manager.rank else validation
         ).run(loader()),
+        "random validation": lambda: energy_only(
+            model(),
+            validation_config=ValidationConfig(
+                validation_data=loader(sampler=torch.utils.data.SubsetRandomSampler([0, 1, 2]))
+            ),
+        ).run(loader()),
         "counters": lambda: energy_only(model(), batch_count=manager.rank).run(loader()),
         "left out": lambda: TrainingStrategy(
             models={"gen": model(), "disc": model()},
@@ -316,6 +322,7 @@ def test_faults_are_told_to_all_ranks_and_none_waits():
         "shapes": ("parameters of main: ",) * 2,
         "epochs": ("num_epochs: 2 on rank 0, 3 on rank 1",) * 2,
         "validation on one rank": ("validation_config: ",) * 2,
+        "random validation": ("validation_data must not draw at random (SubsetRandomSampler)",) * 2,
         "counters": ("batch_count: 0 on rank 0, 1 on rank 1",) * 2,
         "left out": ("model_keys leaves out ['disc']",) * 2,
         # W38: the peer trains on with replicas that differ
