@@ -11,10 +11,12 @@ from nvalchemi.data.atomic_data import AtomicData
 from nvalchemi.data.checks import (
     NEIGHBOR_CUTOFF,
     check_atomic_numbers,
+    check_counts,
     check_device,
     check_edges_inside,
     check_metadata,
     check_name,
+    check_not_empty,
     check_tensor,
 )
 from nvalchemi.data.fields import FIELDS, LEVELS, Level, resolve_level
@@ -87,8 +89,8 @@ class Batch(StructureSizes):
         Raises
         ------
         ValueError
-            If a field does not fit its level, kind, shape or count, fields lie on several devices,
-            or positions or atomic_numbers lack.
+            If a field does not fit its level, kind, shape or count, can not be named so, fields
+            lie on several devices, a count is negative, or positions or atomic_numbers lack.
         """
         num_nodes = num_nodes.to("cpu", torch.int64)
         if num_edges is None:
@@ -99,6 +101,7 @@ class Batch(StructureSizes):
                 "num_nodes and num_edges must be [B] with B >= 1: got "
                 f"{list(num_nodes.shape)} and {list(num_edges.shape)}"
             )
+        check_counts({"num_nodes": num_nodes, "num_edges": num_edges})
         for name in ("positions", "atomic_numbers"):
             if name not in atom:
                 held = ", ".join(sorted(atom)) or "nothing"
@@ -112,10 +115,12 @@ class Batch(StructureSizes):
         levels: dict[str, Level] = {}
         for level, fields in zip(LEVELS, (atom, edge, system), strict=True):
             for name, value in fields.items():
+                check_name(name, cls)
                 check_tensor(name, value, level, totals[level])
                 check_device(name, value, values)
                 values[name], levels[name] = value, level
         check_metadata(metadata or {}, len(num_nodes))
+        check_not_empty(num_nodes.tolist())
         batch = cls(values, levels, num_nodes, num_edges, metadata)
         if local_neighbors and "neighbor_list" in values:
             values["neighbor_list"] = values["neighbor_list"] + batch._edge_offsets()

@@ -1,6 +1,6 @@
 """Checks of single tensors against the table of fields, shared by AtomicData and Batch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -85,11 +85,16 @@ def _check_field(field: Field, value: Tensor, level: Level, count: int | None) -
         )
 
 
+def is_free_name(name: str, owner: type) -> bool:
+    """Whether attribute access would find a field of that name, and no attribute of the class."""
+    if name in FIELDS:
+        return True
+    return bool(name) and not (name.startswith("_") or name in _ATTRIBUTES or hasattr(owner, name))
+
+
 def check_name(name: str, owner: type) -> None:
     """Refuse a custom name that attribute access would hide behind one of the class's own."""
-    if name in FIELDS:
-        return
-    if not name or name.startswith("_") or name in _ATTRIBUTES or hasattr(owner, name):
+    if not is_free_name(name, owner):
         raise ValueError(
             f"{name!r} can not name a field: {owner.__name__} uses it, or it begins with an "
             "underscore; choose another name"
@@ -117,6 +122,14 @@ def check_metadata(metadata: Mapping[str, Tensor], size: int) -> None:
                 f"metadata[{name!r}] must have one entry for each of {size} structures: "
                 f"got shape {list(value.shape)}"
             )
+
+
+def check_counts(counts: Mapping[str, Tensor]) -> None:
+    """Refuse numbers of atoms or edges that are negative, though their sum may be right."""
+    for name, count in counts.items():
+        if bool((count < 0).any()):
+            first = int((count < 0).nonzero()[0])
+            raise ValueError(f"{name} must be >= 0: got {int(count[first])} for structure {first}")
 
 
 def check_atomic_numbers(numbers: Tensor) -> None:
@@ -170,3 +183,10 @@ def check_edges_inside(neighbor_list: Tensor, batch_idx: Tensor, owner: Tensor) 
         raise ValueError(
             f"neighbor_list of structure {which} of the batch points to atoms of another"
         )
+
+
+def check_not_empty(num_nodes: Sequence[int]) -> None:
+    """Refuse structures without atoms: they have no energy per atom, and no forces to learn."""
+    if 0 in num_nodes:
+        which = f": structure {num_nodes.index(0)} of {len(num_nodes)}" if len(num_nodes) > 1 else ""
+        raise ValueError(f"a structure must have at least one atom, got none{which}; leave it out")

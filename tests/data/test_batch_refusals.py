@@ -139,3 +139,22 @@ def test_raw_dicts_none_is_absent_and_other_values_can_be_left_out():
     levels = LEVELS_OF_CUSTOM
     batch = Batch.from_raw_dicts([raw, raw], exclude_keys=["smiles"], field_levels=levels)
     assert "energy" not in batch and "smiles" not in batch and batch.num_graphs == 2
+
+
+@pytest.mark.parametrize("name", ["device", "num_nodes", "info", "metadata", "_p"])
+def test_names_that_a_batch_uses_itself_are_refused(name):
+    plain = {"positions": torch.zeros(2, 3), "atomic_numbers": torch.ones(2).long()}
+    raw = {**plain, name: torch.zeros(1, 1)}
+    with pytest.raises(ValueError, match=f"{name!r} can not name a field: Batch uses it"):
+        Batch.from_raw_dicts([raw])
+    with pytest.raises(ValueError, match="can not name a field"):
+        Batch.from_arrays(plain, {}, {name: torch.zeros(1, 1)}, torch.tensor([2]))
+
+
+def test_negative_counts_are_refused_though_their_sum_is_right():
+    atom = {"positions": torch.zeros(2, 3), "atomic_numbers": torch.ones(2).long()}
+    with pytest.raises(ValueError, match="num_nodes must be >= 0: got -1 for structure 1"):
+        Batch.from_arrays(atom, {}, {}, torch.tensor([3, -1]))
+    batch = Batch.from_arrays(atom, {}, {}, torch.tensor([1, 1]))
+    with pytest.raises(ValueError, match="num_edges must be >= 0: got -2 for structure 0"):
+        batch.with_edges(torch.tensor([-2, 2]), {})

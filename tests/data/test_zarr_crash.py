@@ -96,7 +96,7 @@ def test_every_other_writer_discards_what_a_killed_append_left(tmp_path):
     assert run_until(path, 20, "append").returncode == -signal.SIGKILL
     assert zarr.open_group(path, mode="r")["core/positions"].shape[0] == 14
     writer = AtomicDataZarrWriter(path)
-    writer.add_custom("split", torch.tensor([[0], [1]]), "system")
+    writer.add_custom("part", torch.tensor([[0], [1]]), "system")
     assert zarr.open_group(path, mode="r")["core/positions"].shape[0] == 7
     assert run_until(path, 3, "append").returncode == 1  # lacks the new field
     writer.delete([0])

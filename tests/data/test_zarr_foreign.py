@@ -155,3 +155,15 @@ def test_one_huge_chunk_is_read_row_by_row_or_kept(tmp_path, budget):
     reader = AtomicDataZarrReader(path, cache_bytes=budget)
     for order in ([7, 6, 5, 5], [0, 299, 120, 3], range(300)):
         assert reader.read_batch(order).to_data_list() == [structures[i] for i in order]
+
+
+def test_a_field_whose_name_a_batch_needs_itself_is_reported_and_not_read(tmp_path):
+    root = peer_store(tmp_path / "p.zarr")
+    root.create_array("custom/device", data=np.ones((3, 1)))
+    fields = root.attrs["fields"]
+    root.attrs["fields"] = {**fields, "custom": {**fields["custom"], "device": "system"}}
+    with pytest.warns(UserWarning, match="can not hold under their names: 'device'; they are not"):
+        reader = AtomicDataZarrReader(tmp_path / "p.zarr")
+    batch = reader.read_batch([0, 1])
+    assert batch.device.type == "cpu" and "device" not in reader.field_names
+    assert batch.fold.tolist() == [[4], [5]]

@@ -158,20 +158,23 @@ def test_custom_fields_of_every_level(tmp_path):
     assert stored(reader) == structures
     assert reader.field_levels["weight"] == "atom"
     assert reader.field_levels["bond_order"] == "edge"
-    writer.add_custom("split", torch.tensor([[0], [1]]), level="system")
+    writer.add_custom("part", torch.tensor([[0], [1]]), level="system")
     with pytest.raises(ValueError, match="already"):
-        writer.add_custom("split", torch.tensor([[0], [1]]), level="system")
+        writer.add_custom("part", torch.tensor([[0], [1]]), level="system")
     with pytest.raises(ValueError, match="expected 5, got 2"):
         writer.add_custom("mass", torch.ones(2), level="atom")
     with pytest.raises(ValueError, match="level must be"):
         writer.add_custom("mass", torch.ones(2), level="bond")
-    assert "split" not in reader.field_names
+    for name in ("device", "num_nodes", "num_graphs", "info", "_p"):
+        with pytest.raises(ValueError, match=f"{name!r} can not name a field"):
+            writer.add_custom(name, torch.zeros(2, 1), level="system")
+    assert "part" not in reader.field_names
     reader.refresh()
-    assert reader.read_batch([1, 0]).fields("system")["split"].tolist() == [[1], [0]]
+    assert reader.read_batch([1, 0]).fields("system")["part"].tolist() == [[1], [0]]
     writer.delete(0)
     writer.defragment()
     reader.refresh()
-    assert reader.read_batch([0]).fields("system")["split"].tolist() == [[1]]
+    assert reader.read_batch([0]).fields("system")["part"].tolist() == [[1]]
 
 
 def test_info_is_reported_as_not_stored(tmp_path):

@@ -185,12 +185,8 @@ def _read_few(array: zarr.Array, rows: np.ndarray) -> np.ndarray:
     if last - first <= 4 * len(rows):
         return _load(array, first, last)[rows - first]
     wanted, back = np.unique(rows, return_inverse=True)
-    found = np.asarray(array.oindex[wanted])
-    for run in np.split(np.arange(len(wanted)), np.flatnonzero(np.diff(wanted) > 1) + 1):
-        part = slice(int(run[0]), int(run[-1]) + 1)
-        found[part] = fill_holes(array, int(wanted[run[0]]), found[part])
-    return found[back]
+    return fill_holes(array, wanted, np.asarray(array.oindex[wanted]))[back]
 
 
 def _load(array: zarr.Array, start: int, stop: int) -> np.ndarray:
-    return fill_holes(array, start, np.asarray(array[start:stop]))
+    return fill_holes(array, np.arange(start, stop), np.asarray(array[start:stop]))

@@ -2,12 +2,14 @@
 
 import itertools
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import zarr
+from zarr.abc.store import ByteRequest, Store
+from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.core.sync import sync
+from zarr.storage import StorePath, WrapperStore
 
 # Attribute of our arrays: whether chunks that hold only the fill value have files all the same.
 # Zarr does not keep this, and other tools may leave such chunks out.
@@ -31,32 +33,43 @@ def leaves_out_empty(array: zarr.Array) -> bool:
     return array.metadata.attributes.get(WRITES_EMPTY) is False
 
 
-def fill_holes(array: zarr.Array, start: int, rows: np.ndarray) -> np.ndarray:
-    """Refuse holes among rows that were read, from row `start` on.
+def fill_holes(array: zarr.Array, numbers: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Refuse holes among rows that were read.
 
-    Only where all rows of a file are the fill value is there a look at the file, and a second read:
-    the store may have been away for the first one.
+    Only where all rows of a file are the fill value are they read again, by a read that notices
+    what is not there. A look at the file would not do: the store may go and come between the two.
+
+    Parameters
+    ----------
+    array : zarr.Array
+        What was read.
+    numbers : ndarray
+        Which rows, rising, int64 [n].
+    rows : ndarray
+        What they were read as, [n, ...].
 
     Returns
     -------
     ndarray
-        `rows`; a copy where the second read had to correct them.
+        `rows`, corrected where the second read found other ones.
 
     Raises
     ------
     ValueError
         Naming array and rows whose file is lost.
     """
-    if leaves_out_empty(array):
+    if leaves_out_empty(array) or not len(numbers):
         return rows
-    for place, low, high in _files(array, start, start + len(rows)):
-        if not _is_fill(array, rows[(slice(low - start, high - start), *place[1:])]):
-            continue
-        if _has_file(array, place[0]):
+    size = _file_shape(array)[0]
+    edges = np.arange(numbers[0] // size, numbers[-1] // size + 2) * size
+    for begin, end in itertools.pairwise(np.searchsorted(numbers, edges).tolist()):
+        if begin < end and _may_be_hole(array, rows[begin:end]):
+            low, high = int(numbers[begin]), int(numbers[end - 1]) + 1
+            again, complete = _read_noticing(array, low, high)
+            if not complete:
+                _report(array, low, high)
             rows = rows if rows.flags.writeable else rows.copy()
-            rows[low - start : high - start] = np.asarray(array[low:high])
-        else:
-            _report(array, low, high)
+            rows[begin:end] = again[numbers[begin:end] - low]
     return rows
 
 
@@ -67,29 +80,53 @@ def count_lost(array: zarr.Array, num_rows: int) -> tuple[int, int]:
     """
     if array.metadata.attributes.get(WRITES_EMPTY) is not True or not array.size:
         return 0, 0
-    keys = [place[0] for place, _, _ in _files(array, 0, num_rows)]
+    sizes = (num_rows, *array.shape[1:])
+    counts = (range(-(-size // step)) for size, step in zip(sizes, _file_shape(array)))
+    keys = [array.metadata.encode_chunk_key(place) for place in itertools.product(*counts)]
     return sum(not _has_file(array, key) for key in keys), len(keys)
 
 
-def _files(array: zarr.Array, low: int, high: int) -> Iterator[tuple[tuple[Any, ...], int, int]]:
-    """Of the files of rows low..high-1: (key, trailing slices...), first row, end."""
-    unit = array.shards or array.chunks
-    trailing = [range(-(-size // step)) for size, step in zip(array.shape[1:], unit[1:])]
-    for i in range(low // unit[0], -(-high // unit[0])):
-        rows = max(low, i * unit[0]), min(high, (i + 1) * unit[0])
-        for rest in itertools.product(*trailing):
-            cuts = (slice(j * step, (j + 1) * step) for j, step in zip(rest, unit[1:]))
-            yield (array.metadata.encode_chunk_key((i, *rest)), *cuts), *rows
+def _file_shape(array: zarr.Array) -> tuple[int, ...]:
+    return array.shards or array.chunks
 
 
-def _is_fill(array: zarr.Array, piece: np.ndarray) -> bool:
+def _may_be_hole(array: zarr.Array, rows: np.ndarray) -> bool:
+    """Whether one of the files side by side that hold these rows may lack."""
     fill = array.fill_value
-    # most pieces are told by their first row
-    return bool(_equal(piece[:1], fill).all() and _equal(piece, fill).all())
+    cuts = (
+        [slice(low, low + step) for low in range(0, size, step)]
+        for size, step in zip(array.shape[1:], _file_shape(array)[1:])
+    )
+    # most are told by their first row
+    return any(
+        _equal(rows[(slice(1), *cut)], fill).all() and _equal(rows[(slice(None), *cut)], fill).all()
+        for cut in itertools.product(*cuts)
+    )
 
 
 def _equal(values: np.ndarray, fill: Any) -> np.ndarray:
     return np.isnan(values) if fill != fill else np.asarray(values == fill)
+
+
+class _NoticingStore(WrapperStore[Store]):
+    """Store that notes whether something was asked for that is not there."""
+
+    complete = True
+
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        found = await super().get(key, prototype, byte_range)
+        self.complete = self.complete and found is not None
+        return found
+
+
+def _read_noticing(array: zarr.Array, low: int, high: int) -> tuple[np.ndarray, bool]:
+    """Rows of an array, and whether all of their files were there when they were read."""
+    store = _NoticingStore(array.store_path.store)
+    place = StorePath(store, array.store_path.path)
+    same = zarr.Array(zarr.AsyncArray(array.metadata, place))  # type: ignore[type-var]
+    return np.asarray(same[low:high]), store.complete
 
 
 def _has_file(array: zarr.Array, key: str) -> bool:

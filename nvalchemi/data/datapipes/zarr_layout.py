@@ -122,6 +122,14 @@ def local_path(store: StoreLike) -> Path | None:
     return None
 
 
+def anchored(store: StoreLike) -> StoreLike:
+    """The store, named so that it is found from any working directory."""
+    if isinstance(store, str | Path):
+        kind = type(store)
+        return store if local_path(store) is None else kind(os.path.abspath(store))
+    return local_path(store) or store
+
+
 def exists(store: StoreLike) -> bool:
     """Whether something is stored there already."""
     path = local_path(store)
@@ -216,7 +224,7 @@ def _load_index(store: StoreLike, root: zarr.Group) -> StoreIndex:
             )
     return StoreIndex(
         pointers=pointers,
-        mask=np.asarray(fill_holes(mask, 0, np.asarray(mask[:count])), dtype=bool),
+        mask=np.asarray(fill_holes(mask, np.arange(count), np.asarray(mask[:count])), dtype=bool),
         arrays=arrays,
         levels=levels,
         groups=groups,
@@ -244,7 +252,8 @@ def _pointer(root: zarr.Group, level: Level, count: int, where: str, pending: ob
             f"{where} is torn: meta/{name} has {length} entries where {count} structures in "
             f"meta/samples_mask need {count + 1}"
         )
-    pointer = fill_holes(array, 0, np.asarray(array[: count + 1])).astype(np.int64, copy=False)
+    found = fill_holes(array, np.arange(count + 1), np.asarray(array[: count + 1]))
+    pointer = found.astype(np.int64, copy=False)
     if pointer[0] != 0 or (np.diff(pointer) < 0).any():
         raise ValueError(f"{where} is torn: meta/{name} does not rise from zero")
     return pointer
@@ -264,6 +273,9 @@ def _fields(
             arrays[name] = _array(root, f"{group}/{name}", where)
             levels[name], groups[name] = resolve_level(level), group
     return arrays, levels, groups
+
+
+_BUSY = "another writer is at work on {}: wait until it has finished"
 
 
 @contextmanager
@@ -287,11 +299,11 @@ def exclusive(path: Path | None) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RuntimeError(
-                f"another writer is at work on {path}: wait until it has finished"
-            ) from None
+            raise RuntimeError(_BUSY.format(path)) from None
         except OSError:
             pass  # some network file systems have no locks
+        if not (path.exists() and os.path.samestat(os.fstat(handle), os.stat(path))):
+            raise RuntimeError(_BUSY.format(path))  # it has put another folder in this place
         yield
     finally:
         os.close(handle)

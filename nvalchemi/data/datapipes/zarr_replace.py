@@ -4,7 +4,7 @@ import ctypes
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from nvalchemi.data.datapipes.zarr_layout import exclusive
@@ -30,11 +30,7 @@ def replaced_by_rename(path: Path) -> Iterator[Path]:
     replaces = path.exists() and any(path.iterdir())
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.partial")
-    if beside.exists():
-        with exclusive(beside):
-            shutil.rmtree(beside)
-    beside.mkdir()
-    with exclusive(beside):
+    with _own_folder(beside, path):
         try:
             yield beside
             if replaces:
@@ -46,6 +42,23 @@ def replaced_by_rename(path: Path) -> Iterator[Path]:
             raise
         if replaces:
             shutil.rmtree(beside)  # what was at `path` before
+
+
+@contextmanager
+def _own_folder(beside: Path, path: Path) -> Iterator[None]:
+    """Make the folder anew and keep it locked; of several writers one gets it."""
+    with ExitStack() as lock:
+        try:
+            if beside.exists():
+                with exclusive(beside):
+                    shutil.rmtree(beside)
+            beside.mkdir()
+            lock.enter_context(exclusive(beside))
+        except (FileExistsError, FileNotFoundError, RuntimeError) as error:
+            raise RuntimeError(
+                f"another writer is making {path} at this moment: wait until it has finished"
+            ) from error
+        yield
 
 
 def _move(source: Path, target: Path) -> None:

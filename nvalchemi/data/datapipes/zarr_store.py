@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from nvalchemi.data.batch import Batch
-from nvalchemi.data.checks import NEIGHBOR_CUTOFF
+from nvalchemi.data.checks import NEIGHBOR_CUTOFF, is_free_name
 from nvalchemi.data.datapipes.reader import Metadata, Reader, Sample, resolve_indices
 from nvalchemi.data.datapipes.zarr_check import check_chunks, check_neighbors
 from nvalchemi.data.datapipes.zarr_config import ZarrArrayConfig, ZarrWriteConfig
@@ -21,6 +21,7 @@ from nvalchemi.data.datapipes.zarr_layout import (
     FieldSchema,
     StoreIndex,
     StoreLike,
+    anchored,
     identity,
     local_path,
     open_root,
@@ -80,12 +81,12 @@ class AtomicDataZarrReader(Reader):
         super().__init__(pin_memory=pin_memory, include_index_in_metadata=include_index_in_metadata)
         if isinstance(fields, str):
             raise TypeError(f"fields must be a sequence of names: got the string {fields!r}")
-        self.store = store
+        self.store = anchored(store)
         self.cache_bytes = cache_bytes
         self._fields = None if fields is None else tuple(fields)
         self._closed = False
         self._reset()
-        self._adopt(read_index(store))
+        self._adopt(read_index(self.store))
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
@@ -111,9 +112,22 @@ class AtomicDataZarrReader(Reader):
             wanted = {*_ALWAYS_READ, *self._fields}
             kept = {name: array for name, array in index.arrays.items() if name in wanted}
             index = replace(index, arrays=kept)
+        index = replace(index, arrays=self._readable(index.arrays))
         # small enough to go to other processes, where they give the same view of the store
         self._mask, self._names, self._identity = index.mask, list(index.arrays), index.identity
         self._view = (index, BlockCache(self.cache_bytes))
+
+    def _readable(self, arrays: dict[str, Any]) -> dict[str, Any]:
+        """Arrays less those of other tools that a Batch can not hold under their names."""
+        taken = [name for name in arrays if not is_free_name(name, Batch)]
+        if taken:
+            warnings.warn(
+                f"{self.store} has fields that Batch can not hold under their names: "
+                f"{', '.join(map(repr, taken))}; they are not read",
+                UserWarning,
+                stacklevel=4,
+            )
+        return {name: array for name, array in arrays.items() if name not in taken}
 
     def _opened(self) -> tuple[StoreIndex, BlockCache]:
         """Index and cache, made anew in a process that the reader was sent to or forked into."""

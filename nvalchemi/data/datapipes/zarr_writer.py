@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nvalchemi.data.atomic_data import AtomicData
 from nvalchemi.data.batch import Batch
-from nvalchemi.data.checks import NEIGHBOR_CUTOFF, check_tensor
+from nvalchemi.data.checks import NEIGHBOR_CUTOFF, check_name, check_tensor
 from nvalchemi.data.datapipes.zarr_config import ZarrArrayConfig, ZarrWriteConfig
 from nvalchemi.data.datapipes.zarr_defragment import kept_blocks
 from nvalchemi.data.datapipes.zarr_holes import leaves_out_empty
@@ -23,6 +23,7 @@ from nvalchemi.data.datapipes.zarr_layout import (
     POINTERS,
     StoreIndex,
     StoreLike,
+    anchored,
     exclusive,
     exists,
     local_path,
@@ -61,7 +62,7 @@ class AtomicDataZarrWriter:
     def __init__(
         self, store: StoreLike, config: ZarrWriteConfig | Mapping[str, Any] | None = None
     ) -> None:
-        self.store = store
+        self.store = anchored(store)
         self.config = ZarrWriteConfig.of(config)
 
     def write(self, data: Structures) -> None:
@@ -79,6 +80,8 @@ class AtomicDataZarrWriter:
             If something is there already.
         ValueError
             If there is no structure, or their fields or cutoffs differ; the sentence says which.
+        RuntimeError
+            If another writer is making the same store.
 
         Warns
         -----
@@ -145,7 +148,8 @@ class AtomicDataZarrWriter:
         Raises
         ------
         ValueError
-            If the store has a field of that name, or the level or the number of rows is wrong.
+            If the store has a field of that name, it can not name a field, or the level or the
+            number of rows is wrong.
         """
         place = resolve_level(level)
         value = to_numpy(key, tensor)
@@ -157,6 +161,8 @@ class AtomicDataZarrWriter:
                 raise ValueError(
                     f"{key} is a field of the level {FIELDS[key].level!r}: got {level!r}"
                 )
+            for owner in (AtomicData, Batch):
+                check_name(key, owner)
             check_tensor(key, tensor, place, index.rows(place))
             if key == "neighbor_list":
                 raise ValueError("neighbor_list can not be added later: write structures with it")
