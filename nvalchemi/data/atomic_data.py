@@ -45,8 +45,8 @@ class AtomicData(TensorFields):
     TypeError
         If a required field is missing or a value is no tensor.
     ValueError
-        If kind, shape or count of a field is wrong, fields lie on several devices, or the name of a
-        custom field is one that the class uses itself.
+        If kind, shape or count of a field is wrong, there are no atoms, fields lie on several
+        devices, or the name of a custom field is one that the class uses itself.
 
     Notes
     -----
@@ -123,6 +123,8 @@ class AtomicData(TensorFields):
         check_device(name, value, self._values)
         if name == "atomic_numbers":
             check_atomic_numbers(value)
+            if not len(value):
+                raise ValueError("a structure must have at least one atom: got none; leave it out")
         if name == "neighbor_list":
             check_neighbors(value, self.num_nodes)
         self._values[name] = value if name == "positions" else self._cast(name, value)

@@ -16,7 +16,6 @@ from nvalchemi.data.checks import (
     check_edges_inside,
     check_metadata,
     check_name,
-    check_not_empty,
     check_tensor,
 )
 from nvalchemi.data.fields import FIELDS, LEVELS, Level, resolve_level
@@ -90,7 +89,7 @@ class Batch(StructureSizes):
         ------
         ValueError
             If a field does not fit its level, kind, shape or count, can not be named so, fields
-            lie on several devices, a count is negative, or positions or atomic_numbers lack.
+            lie on several devices, a structure has no atoms, or positions or atomic_numbers lack.
         """
         num_nodes = num_nodes.to("cpu", torch.int64)
         if num_edges is None:
@@ -120,7 +119,6 @@ class Batch(StructureSizes):
                 check_device(name, value, values)
                 values[name], levels[name] = value, level
         check_metadata(metadata or {}, len(num_nodes))
-        check_not_empty(num_nodes.tolist())
         batch = cls(values, levels, num_nodes, num_edges, metadata)
         if local_neighbors and "neighbor_list" in values:
             values["neighbor_list"] = values["neighbor_list"] + batch._edge_offsets()

@@ -1,6 +1,6 @@
 """Checks of single tensors against the table of fields, shared by AtomicData and Batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -125,11 +125,18 @@ def check_metadata(metadata: Mapping[str, Tensor], size: int) -> None:
 
 
 def check_counts(counts: Mapping[str, Tensor]) -> None:
-    """Refuse numbers of atoms or edges that are negative, though their sum may be right."""
+    """Refuse negative numbers of edges or atoms, and structures without atoms.
+
+    A structure without atoms has no energy per atom, and no forces to learn.
+    """
     for name, count in counts.items():
-        if bool((count < 0).any()):
-            first = int((count < 0).nonzero()[0])
-            raise ValueError(f"{name} must be >= 0: got {int(count[first])} for structure {first}")
+        least = 1 if name == "num_nodes" else 0
+        if bool((count < least).any()):
+            first = int((count < least).nonzero()[0])
+            remedy = "; leave it out" if name == "num_nodes" else ""
+            raise ValueError(
+                f"{name} must be >= {least}: got {int(count[first])} for structure {first}{remedy}"
+            )
 
 
 def check_atomic_numbers(numbers: Tensor) -> None:
@@ -183,10 +190,3 @@ def check_edges_inside(neighbor_list: Tensor, batch_idx: Tensor, owner: Tensor) 
         raise ValueError(
             f"neighbor_list of structure {which} of the batch points to atoms of another"
         )
-
-
-def check_not_empty(num_nodes: Sequence[int]) -> None:
-    """Refuse structures without atoms: they have no energy per atom, and no forces to learn."""
-    if 0 in num_nodes:
-        which = f": structure {num_nodes.index(0)} of {len(num_nodes)}" if len(num_nodes) > 1 else ""
-        raise ValueError(f"a structure must have at least one atom, got none{which}; leave it out")

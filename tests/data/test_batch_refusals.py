@@ -153,8 +153,21 @@ def test_names_that_a_batch_uses_itself_are_refused(name):
 
 def test_negative_counts_are_refused_though_their_sum_is_right():
     atom = {"positions": torch.zeros(2, 3), "atomic_numbers": torch.ones(2).long()}
-    with pytest.raises(ValueError, match="num_nodes must be >= 0: got -1 for structure 1"):
+    with pytest.raises(ValueError, match="num_nodes must be >= 1: got -1 for structure 1"):
         Batch.from_arrays(atom, {}, {}, torch.tensor([3, -1]))
     batch = Batch.from_arrays(atom, {}, {}, torch.tensor([1, 1]))
     with pytest.raises(ValueError, match="num_edges must be >= 0: got -2 for structure 0"):
         batch.with_edges(torch.tensor([-2, 2]), {})
+
+
+def test_structures_without_atoms_are_refused():
+    nothing = {"positions": torch.zeros(0, 3), "atomic_numbers": torch.zeros(0).long()}
+    with pytest.raises(ValueError, match="a structure must have at least one atom"):
+        AtomicData(**nothing)
+    with pytest.raises(ValueError, match="a structure must have at least one atom"):
+        AtomicData(**{name: molecule(2)[name] for name in nothing}).replace(**nothing)
+    with pytest.raises(ValueError, match="num_nodes must be >= 1: got 0 for structure 1; leave it"):
+        Batch.from_raw_dicts([{name: molecule(2)[name] for name in nothing}, nothing])
+    atom = {"positions": torch.zeros(2, 3), "atomic_numbers": torch.ones(2).long()}
+    with pytest.raises(ValueError, match="num_nodes must be >= 1: got 0 for structure 0"):
+        Batch.from_arrays(atom, {}, {}, torch.tensor([0, 2]))
