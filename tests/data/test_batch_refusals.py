@@ -5,7 +5,7 @@ import pytest
 import torch
 from random_structures import LEVELS_OF_CUSTOM, molecule, random_structure, three
 
-from nvalchemi.data import Batch
+from nvalchemi.data import AtomicData, Batch
 
 
 @pytest.mark.parametrize(
