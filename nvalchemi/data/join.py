@@ -137,20 +137,16 @@ class Template:
 
     Parameters
     ----------
-    samples : sequence of Batch
-        One batch of each source; any size.
+    fields : mapping
+        By name: a tensor with dtype and axes after the first as the field, and its level.
     fill_labels : bool
         Whether a floating-point field that a source lacks is NaN for its structures. cell and pbc
         are completed in any case: a structure without them is not periodic.
     """
 
-    def __init__(self, samples: Sequence["Batch"], fill_labels: bool) -> None:
-        self._like: dict[str, tuple[Tensor, Level]] = {}
+    def __init__(self, fields: Mapping[str, tuple[Tensor, Level]], fill_labels: bool) -> None:
+        self._like = dict(fields)
         self._fill_labels = fill_labels
-        for batch in samples:
-            for name, value in batch.model_dump().items():
-                # only shape and dtype are kept, not the sample
-                self._like.setdefault(name, (value[:0].clone(), batch._levels[name]))
 
     def complete(self, batch: "Batch") -> "Batch":
         """Batch with all fields that can stand for absent ones; others are left to `join`."""
@@ -167,7 +163,11 @@ def join(cls: type["Batch"], batches: Sequence["Batch"], fill_missing: bool) -> 
     if not batches:
         raise ValueError("nothing to join: got no batches")
     levels = merge_levels([batch._levels for batch in batches])
-    template = Template(batches, fill_missing)
+    fields: dict[str, tuple[Tensor, Level]] = {}
+    for batch in batches:
+        for name, value in batch.model_dump().items():
+            fields.setdefault(name, (value, batch._levels[name]))
+    template = Template(fields, fill_missing)
     batches = [template.complete(batch) for batch in batches]
     counts = {key: torch.cat([batch._counts[key] for batch in batches]) for key in ("atom", "edge")}
     first_atoms = pointers(torch.tensor([batch.num_nodes for batch in batches])).tolist()

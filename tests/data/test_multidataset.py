@@ -163,7 +163,9 @@ def test_pinning_reaches_the_children_that_know_it():
 
 
 def test_strict_children_must_carry_the_same_fields():
-    with pytest.raises(ValueError, match=r"datasets\[0\] has .*'energy'.*, datasets\[1\] has"):
+    with pytest.raises(
+        ValueError, match=r"datasets\[0\] .* has '\w+', datasets\[1\] .*output_strict=False"
+    ):
         MultiDataset(listed(PARTS[0]), listed(unlabelled(PARTS[2])))
     loose = MultiDataset(listed(PARTS[0]), listed(unlabelled(PARTS[2])), output_strict=False)
     with pytest.raises(ValueError, match="must carry the same fields"):
@@ -215,24 +217,83 @@ def listed_custom(structures: list[AtomicData]) -> Dataset:
 def test_absent_integers_and_edges_are_refused_not_invented():
     full = [random_structure(2, 3, seed=1, periodic=False)]
     for name in ("tag", "weight"):
-        multi = MultiDataset(
-            listed_custom(full),
-            listed_custom([full[0].replace(**{name: None})]),
-            output_strict=False,
-        )
-        with pytest.raises(ValueError, match=f"{name} is on 1 of 2"):
-            multi.load_batches([[0, 1]])
+        for strict in (True, False):
+            with pytest.raises(
+                ValueError,
+                match=rf"datasets\[0\] .* has '{name}', datasets\[1\] .* has not, and nothing",
+            ) as refusal:
+                MultiDataset(
+                    listed_custom(full),
+                    listed_custom([full[0].replace(**{name: None})]),
+                    output_strict=strict,
+                )
+            assert "output_strict" not in str(refusal.value)
 
 
 def test_dtypes_of_children_are_never_cast_in_silence():
     double = [data.to(dtype=torch.float64) for data in PARTS[2]]
-    multi = MultiDataset(listed(PARTS[0]), listed(double))
-    with pytest.raises(ValueError, match="must have one dtype in a batch"):
-        multi.load_batches([[0, 5]])
+    for strict in (True, False):
+        with pytest.raises(
+            ValueError,
+            match=r"positions must have one dtype .*float32 and .*float64 in datasets\[0\] .* and "
+            r"datasets\[1\] .*transform",
+        ):
+            MultiDataset(listed(PARTS[0]), listed(double), output_strict=strict)
     same = Dataset(
         ListReader(double), device="cpu", transforms=[lambda d, m: (d.to(dtype=torch.float32), m)]
     )
     assert numbers(MultiDataset(listed(PARTS[0]), same).load_batches([[0, 5]])) == [[0, 6]]
+
+
+def test_integers_are_given_out_in_the_widest_type():
+    narrow = [
+        data.replace(
+            atomic_numbers=data.atomic_numbers.int(), neighbor_list=data.neighbor_list.int()
+        )
+        for data in PARTS[2]
+    ]
+    held = Batch.from_data_list(narrow)
+    held.metadata["neighbor_cutoff"] = torch.full((4,), 3.0, dtype=torch.float64)
+    multi = MultiDataset(listed(PARTS[0]), InMemoryDataset(held))
+    assert multi.get_batch([8, 0, 5]) == Batch.from_data_list([PARTS[2][3], ALL[0], PARTS[2][0]])
+    batch = multi.get_batch([8])
+    assert batch.neighbor_list.dtype == batch.atomic_numbers.dtype == torch.int64
+    assert batch.metadata["neighbor_cutoff"].tolist() == [3.0]
+    assert held.neighbor_list.dtype == torch.int32 and "neighbor_cutoff" in held.metadata
+    assert multi[8][0] == PARTS[2][3]
+
+
+def test_stores_are_compared_by_their_schema_at_construction(tmp_path):
+    shapes = {"a": torch.zeros(1, 3), "b": torch.zeros(1, 4)}
+    for name, value in shapes.items():
+        AtomicDataZarrWriter(tmp_path / name).write([PARTS[0][0].replace(extra=value)])
+    stores = [Dataset(AtomicDataZarrReader(tmp_path / n), device="cpu") for n in "ab"]
+    with pytest.raises(
+        ValueError, match=r"extra must .* \[3\] and \[4\] in .*/a\) and .*/b\); pad"
+    ):
+        MultiDataset(*stores)
+    atom = PARTS[0][0].replace()
+    atom.add_node_property("extra", torch.zeros(1, 3))
+    AtomicDataZarrWriter(tmp_path / "c").write([atom])
+    other = Dataset(AtomicDataZarrReader(tmp_path / "c"), device="cpu")
+    with pytest.raises(ValueError, match="extra must have one level .* got system and atom"):
+        MultiDataset(stores[0], other)
+
+
+def test_one_sample_has_the_fields_that_it_has_in_a_batch():
+    bare = [data.replace(energy=None, forces=None) for data in PARTS[2]]
+    crystal = random_structure(2, 1, seed=1, periodic=True)
+
+    multi = MultiDataset(
+        listed(PARTS[0]), InMemoryDataset(Batch.from_data_list(bare)), output_strict=False
+    )
+    for i in range(len(multi)):
+        assert multi[i][0] == multi.get_batch([i])[0]
+    assert multi[8][0].energy.isnan().all() and multi[0][0] == PARTS[0][0]
+    pair = MultiDataset(
+        listed_custom([crystal]), listed_custom([crystal.replace(cell=None, pbc=None)])
+    )
+    assert not pair[1][0].pbc.any() and pair[1][0] == pair.get_batch([1])[0]
 
 
 # Reading ahead, travelling, closing.

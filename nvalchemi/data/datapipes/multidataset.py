@@ -8,6 +8,7 @@ import torch
 
 from nvalchemi.data.atomic_data import AtomicData
 from nvalchemi.data.batch import Batch
+from nvalchemi.data.datapipes.child_fields import common_fields, describe, fields_of, widened
 from nvalchemi.data.datapipes.dataset import BatchDatasetProtocol
 from nvalchemi.data.datapipes.indices import flat_indices, normalise_index
 from nvalchemi.data.datapipes.order import Indices
@@ -16,9 +17,6 @@ from nvalchemi.data.datapipes.sample_sizes import dataset_sizes
 from nvalchemi.data.join import Template
 
 DATASET_INDEX_METADATA_KEY = "dataset_index"
-
-# Without them a structure is not periodic; they may be on some data sets and not on others.
-_MAY_DIFFER = frozenset({"cell", "pbc"})
 
 
 class MultiDataset(Prefetch):
@@ -32,7 +30,10 @@ class MultiDataset(Prefetch):
         Whether all data sets must carry the same fields. If not, a floating-point field that a
         data set lacks is NaN for its structures in every batch (never zero: losses with
         ``ignore_nonfinite=True`` leave them out). cell and pbc may differ in any case: a structure
-        without them is given out with a zero cell and pbc False.
+        without them is given out with a zero cell and pbc False. Integers that are narrower in
+        one data set than in another (int32 beside int64) are given out in the wider type;
+        floating-point numbers are not converted. All this is checked here, by the schema of a
+        store, the structures in memory, or else by the first sample of each data set.
     num_workers : int
         Threads that read ahead; each may ask any of the data sets for batches.
 
@@ -46,7 +47,8 @@ class MultiDataset(Prefetch):
     Raises
     ------
     ValueError
-        If there is none, or their fields differ.
+        If there is none, or their fields differ in a way that no batch can hold; the sentence
+        names the field and two data sets.
     TypeError
         If one is no data set.
     """
@@ -64,9 +66,14 @@ class MultiDataset(Prefetch):
         self.output_strict = output_strict
         lengths = [len(dataset) for dataset in datasets]
         self.offsets: list[int] = [0, *np.cumsum(lengths).tolist()]
-        self._template: Template | None = None
+        self._children = {i: (describe(d), fields_of(d)) for i, d in enumerate(datasets) if len(d)}
+        self._forms = common_fields(self._children, output_strict)
+        like = {
+            name: (torch.empty((0, *form.row_shape), dtype=form.dtype), form.level)
+            for name, form in self._forms.items()
+        }
+        self._template = Template(like, fill_labels=not output_strict)
         self._start_prefetch(num_workers)
-        self.validate_field_names()
 
     def validate_field_names(self, output_strict: bool | None = None) -> None:
         """Check that all data sets with samples carry the same fields.
@@ -76,19 +83,8 @@ class MultiDataset(Prefetch):
         ValueError
             Naming two that differ and the fields in question.
         """
-        if not (self.output_strict if output_strict is None else output_strict):
-            return
-        filled = [
-            (i, set(d.field_names) - _MAY_DIFFER) for i, d in enumerate(self.datasets) if len(d)
-        ]
-        for i, names in filled[1:]:
-            first, expected = filled[0]
-            if names != expected:
-                raise ValueError(
-                    f"all data sets must carry the same fields: datasets[{first}] has "
-                    f"{sorted(expected)}, datasets[{i}] has {sorted(names)}; pass "
-                    "output_strict=False to mark what a data set lacks as NaN"
-                )
+        strict = self.output_strict if output_strict is None else output_strict
+        common_fields(self._children, strict)
 
     def __len__(self) -> int:
         return self.offsets[-1]
@@ -108,7 +104,16 @@ class MultiDataset(Prefetch):
     def _load_one(self, index: int) -> tuple[AtomicData, dict[str, Any]]:
         dataset, local = self.to_local_index(index)
         data, metadata = self.datasets[dataset][local]
-        return data, {**metadata, DATASET_INDEX_METADATA_KEY: dataset}
+        return self._completed(data), {**metadata, DATASET_INDEX_METADATA_KEY: dataset}
+
+    def _completed(self, data: AtomicData) -> AtomicData:
+        """A sample with the fields that it has in a batch."""
+        forms = self._forms.items()
+        if all(name in data and data[name].dtype == form.dtype for name, form in forms):
+            return data
+        whole: AtomicData = self._complete(Batch.from_data_list([data]))[0]
+        whole.info = data.info
+        return whole
 
     def load_batches(self, index_lists: Sequence[Sequence[int]], stream: Any = None) -> list[Batch]:
         """Read several batches at once: each data set once, then everything into its place.
@@ -148,15 +153,12 @@ class MultiDataset(Prefetch):
 
     def _complete(self, batch: Batch) -> Batch:
         """Give every batch the same fields, whichever data sets it comes from."""
-        if self._template is None:
-            samples = [dataset.load_batches([[0]])[0] for dataset in self.datasets if len(dataset)]
-            self._template = Template(samples, fill_labels=not self.output_strict)
-        return self._template.complete(batch)
+        return self._template.complete(widened(batch, self._forms))
 
     @property
     def field_names(self) -> list[str]:
         """Names of all fields of all data sets."""
-        return sorted({name for d in self.datasets if len(d) for name in d.field_names})
+        return sorted(self._forms)
 
     def get_metadata(self, index: int) -> tuple[int, int]:
         """Atoms and edges of one sample."""
