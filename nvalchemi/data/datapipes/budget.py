@@ -27,7 +27,8 @@ class BudgetBatchSampler(ShardedSampler[list[int]]):
     is reached without those before it (`windows.py` says how).
 
     Batches are filled evenly, to 0.97 to 0.999 of the budget on average where structures are small
-    beside it, so ranks are balanced as well; the numbers of structures in them differ, and DDP's
+    beside it, so ranks are balanced as well; the numbers of structures in them differ. DDPHook
+    weighs the losses of the ranks so that a step is that of their joint batch; with bare DDP, its
     mean over ranks of mean losses is then not quite the mean over structures.
 
     Starting takes a sort of the sizes (some 30 bytes for each structure for a moment); 4 bytes for
