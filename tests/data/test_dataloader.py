@@ -361,3 +361,16 @@ def test_a_loader_travels(tmp_path, new_threads):
     dataset.close()
     assert "an unknown number of batches" in repr(loader), "a closed reader can still be shown"
     assert not new_threads()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"shuffle": "no"}, "shuffle must be True or False, got 'no'"),
+        ({"drop_last": 1}, "drop_last must be True or False, got 1"),
+        ({"shuffle": True, "generator": 3}, "generator must be a torch.Generator: got 3"),
+    ],
+)
+def test_flags_and_generators_that_are_none_are_refused(wrong, sentence):
+    with pytest.raises(TypeError, match=sentence):
+        DataLoader(InMemoryDataset(Batch.from_data_list(numbered(3))), **wrong)

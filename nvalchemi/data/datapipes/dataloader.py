@@ -13,6 +13,7 @@ from nvalchemi.data.batch import Batch
 from nvalchemi.data.datapipes.dataset import check_transforms
 from nvalchemi.data.datapipes.indices import index_list
 from nvalchemi.data.datapipes.loader_order import LoaderOrder, order_of
+from nvalchemi.data.datapipes.weights import check_flag
 
 
 class DataLoader:
@@ -73,6 +74,9 @@ class DataLoader:
                 "dataset must have load_batches(lists) and a length: got "
                 f"{type(dataset).__name__}; for other data sets use torch.utils.data.DataLoader"
             )
+        shuffle, drop_last = check_flag("shuffle", shuffle), check_flag("drop_last", drop_last)
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise TypeError(f"generator must be a torch.Generator: got {generator!r}")
         _check_exclusive(batch_size, shuffle, drop_last, sampler, batch_sampler)
         _check_order("sampler", sampler)
         _check_order("batch_sampler", batch_sampler)
