@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from nvalchemi.distributed.environment import read_backend
+from nvalchemi.distributed.rendezvous import init_process_group
 
 _MISSING = object()
 
@@ -142,7 +143,7 @@ def init_distributed(manager: Any = None, *, backend: str | None = None, **kwarg
         backend = read_backend() or ("nccl" if cuda else "gloo")
     if backend == "nccl":
         torch.cuda.set_device(distributed_device(manager))
-    dist.init_process_group(backend, **kwargs)
+    init_process_group(backend, **kwargs)
     return True
 
 

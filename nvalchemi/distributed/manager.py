@@ -21,6 +21,7 @@ from physicsnemo.distributed.manager import (
 
 from nvalchemi.distributed.collectives import settle
 from nvalchemi.distributed.environment import METHOD_VARIABLE, Place, read_backend, read_place
+from nvalchemi.distributed.rendezvous import init_process_group
 
 _ADOPTED = "existing group"  # whoever made it also destroys it
 
@@ -136,7 +137,7 @@ def _start(place: Place, backend: str) -> None:
     device = _local_device(local_rank, backend)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(
+    init_process_group(
         backend,
         init_method=place.init_method,
         rank=place.rank,

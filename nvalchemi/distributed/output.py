@@ -23,7 +23,7 @@ class LineReader:
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
         self._on_line = on_line
-        self._rest = b""
+        self._parts: list[bytes] = []  # of the line that has not ended
         self.at_end = False  # closed by the writer
 
     def fileno(self) -> int:
@@ -36,11 +36,14 @@ class LineReader:
         except BlockingIOError:
             return False
         self.at_end = not chunk
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        if b"\n" not in chunk and b"\r" not in chunk:
+            self._parts.append(chunk)  # joined once: a line can be longer than memory is fast
+            return bool(chunk)
+        *lines, rest = b"".join([*self._parts, chunk]).split(b"\n")
         for line in lines:
             self._on_line(_visible(line))
         # a progress bar redraws its line: keep the last drawing
-        self._rest = self._rest[self._rest.rstrip(b"\r").rfind(b"\r") + 1 :]
+        self._parts = [rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]]
         return bool(chunk)
 
     def close(self) -> None:
@@ -51,8 +54,9 @@ class LineReader:
             pass
         os.close(self._descriptor)
         self._descriptor, self.at_end = -1, True
-        if self._rest:
-            self._on_line(_visible(self._rest))
+        rest = b"".join(self._parts)
+        if rest:
+            self._on_line(_visible(rest))
 
 
 def _visible(line: bytes) -> str:

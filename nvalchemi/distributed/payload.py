@@ -18,15 +18,18 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib.machinery import PathFinder
-from types import CodeType, ModuleType
+from importlib.machinery import ModuleSpec, PathFinder
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
 import torch
+
+from nvalchemi.distributed import origins
+from nvalchemi.distributed.origins import Marker
 
 _ALIGN = 64  # bytes; what vectorised kernels like
 _registry = threading.Lock()  # cloudpickle's is one for all threads
@@ -41,8 +44,10 @@ def new_file() -> int:
         return os.dup(file.fileno())
 
 
-def dump(obj: Any, descriptor: int) -> None:
+def dump(obj: Any, descriptor: int, marker: Marker | None = None) -> None:
     """Write ``obj`` into the empty file behind ``descriptor``.
+
+    With a ``marker``, ranks that load it can send its classes and functions back as themselves.
 
     Raises
     ------
@@ -51,7 +56,7 @@ def dump(obj: Any, descriptor: int) -> None:
     """
     stream = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
-    _Pickler(stream, buffers).dump(obj)
+    _Pickler(stream, buffers.append, marker).dump(obj)
     views = [buffer.raw() for buffer in buffers]
     sizes = [view.nbytes for view in views]
     body = stream.getbuffer()
@@ -81,11 +86,27 @@ def load(descriptor: int) -> Any:
     return pickle.loads(body, buffers=buffers)
 
 
-class _Pickler(cloudpickle.Pickler):
-    """cloudpickle, with the bytes of plain CPU tensors out of the stream."""
+def dumps(obj: Any) -> bytes:
+    """Return ``obj`` as bytes that ``pickle.loads`` reads."""
+    stream = io.BytesIO()
+    _Pickler(stream).dump(obj)
+    return stream.getvalue()
 
-    def __init__(self, stream: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
-        super().__init__(stream, protocol=5, buffer_callback=buffers.append)
+
+class _Pickler(cloudpickle.Pickler):
+    """cloudpickle, with the bytes of plain CPU tensors out of the stream if ``on_buffer`` is given.
+
+    What came from the parent goes back as its mark (see origins).
+    """
+
+    def __init__(
+        self,
+        stream: io.BytesIO,
+        on_buffer: Callable[[pickle.PickleBuffer], Any] | None = None,
+        marker: Marker | None = None,
+    ) -> None:
+        super().__init__(stream, protocol=5, buffer_callback=on_buffer)
+        self._marker = marker
         self._storages: dict[int, torch.UntypedStorage] = {}
 
     def reducer_override(self, obj: Any) -> Any:
@@ -100,7 +121,25 @@ class _Pickler(cloudpickle.Pickler):
             return _make_storage, (pickle.PickleBuffer(content),)
         if type(obj) is CodeType:  # cloudpickle drops the file's name, and tracebacks their lines
             return marshal.loads, (marshal.dumps(obj),)
-        return super().reducer_override(obj)
+        if not isinstance(obj, (type, FunctionType)):
+            return super().reducer_override(obj)
+        as_mark = origins.as_mark(obj)
+        if as_mark is not None:
+            return as_mark
+        reduced = super().reducer_override(obj)
+        if not isinstance(reduced, tuple) or len(reduced) != 6:
+            return reduced  # not by value
+        if isinstance(obj, type):
+            _keep_slots(obj, reduced[1])
+        return self._marker.mark(obj, reduced) if self._marker else reduced
+
+
+def _keep_slots(obj: type, arguments: tuple[Any, ...]) -> None:
+    """Let a class with slots be made with them: cloudpickle's would have a __dict__ instead."""
+    if "__slots__" in vars(obj) and not issubclass(obj, tuple):  # a NamedTuple makes its own
+        for content in arguments:
+            if isinstance(content, dict) and "__module__" in content:
+                content["__slots__"] = vars(obj)["__slots__"]
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -131,12 +170,12 @@ def _make_tensor(
 def by_value(fn: Callable[..., Any]) -> Iterator[None]:
     """Let what lies in the module of ``fn`` travel by value, if ranks should not import it.
 
-    Cells (``__main__``) always travel by value. So does a single file beside the script or among
-    the tests: importing it again would run it again. An installed module or a package is imported
-    by the ranks, so that its classes stay the ones that its other modules know.
+    Cells (``__main__``) always travel by value. So does a module that a rank cannot find, or whose
+    import is still going on: importing it again would run it again. Any other module is imported by
+    the ranks, so that its classes stay the ones that its other modules know.
     """
     module = sys.modules.get(getattr(innermost(fn), "__module__", None) or "")
-    if module is None or module.__name__ == "__main__" or not _is_loose_file(module):
+    if module is None or module.__name__ == "__main__" or _can_be_imported(module):
         yield
         return
     with _registry:
@@ -161,24 +200,38 @@ def innermost(fn: Any) -> Any:
             return fn
 
 
-def _is_loose_file(module: ModuleType) -> bool:
-    file = getattr(module, "__file__", None)
+def _can_be_imported(module: ModuleType) -> bool:
+    """Return whether a rank that imports this module gets the same file, and may run it."""
+    spec, file = getattr(module, "__spec__", None), getattr(module, "__file__", None)
+    if getattr(spec, "_initializing", False):
+        return False
     if file is None:
-        return False
-    if any(file.startswith(sysconfig.get_path(key)) for key in ("stdlib", "purelib", "platlib")):
-        return False
-    return "." not in module.__name__ or not _can_be_imported(module.__name__, file)
-
-
-def _can_be_imported(name: str, file: str) -> bool:
-    path, spec = None, None
-    parts = name.split(".")
+        return spec is not None  # built in, or a namespace
+    if _is_installed(file):
+        return True
+    path, found = None, None
+    parts = module.__name__.split(".")
     for depth in range(1, len(parts) + 1):
-        spec = PathFinder.find_spec(".".join(parts[:depth]), path)
-        if spec is None:
+        found = _find_spec(".".join(parts[:depth]), path)
+        if found is None:
             return False
-        path = spec.submodule_search_locations
-    return spec is not None and spec.origin == file
+        path = found.submodule_search_locations
+    return found is not None and found.origin == file
+
+
+def _find_spec(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """Look for a module as a fresh interpreter would, also by the finders of editable installs."""
+    for finder in sys.meta_path:
+        home = sys.modules.get(getattr(finder, "__module__", ""))
+        if finder is PathFinder or _is_installed(getattr(home, "__file__", None) or ""):
+            spec = finder.find_spec(name, path)
+            if spec is not None:
+                return spec
+    return None
+
+
+def _is_installed(file: str) -> bool:
+    return file.startswith(tuple(sysconfig.get_path(k) for k in ("stdlib", "purelib", "platlib")))
 
 
 def find_unsendable(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> str | None:
@@ -192,7 +245,7 @@ def find_unsendable(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any])
         named |= {repr(name): value for name, value in captured.globals.items()}
     for name, value in named.items():
         try:
-            _Pickler(io.BytesIO(), []).dump(value)
+            _Pickler(io.BytesIO()).dump(value)
         except Exception:
             return name
     return None

@@ -1,15 +1,17 @@
-"""A spawned process: that of ``torch.multiprocessing``'s spawn context, with two differences.
+"""A spawned process: that of ``torch.multiprocessing``'s spawn context, with differences.
 
 The standard way runs the caller's main module again in each child, which repeats an unguarded
-script for ever, and it leaves a tracker process in the caller. Neither happens here. Children
-import this module before their environment is set, so it must not load torch.
+script for ever, and it leaves a tracker process in the caller. Neither happens here, and a child
+has variables of its own. Children import this module before they watch their parent: no torch here.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import popen_spawn_posix, reduction, spawn, util
 from multiprocessing.connection import Connection
@@ -45,14 +47,23 @@ class _Popen(popen_spawn_posix.Popen):
         self.finalizer = util.Finalize(self, os.close, [to_child])
         try:
             command = spawn.get_command_line(pipe_handle=for_child)
-            inherited = [*self._fds, for_child]
-            python = os.fsencode(spawn.get_executable())
-            self.pid = util.spawnv_passfds(python, command, inherited)
+            # the interpreter itself reads some variables (PYTHONHASHSEED, LD_PRELOAD) as it starts
+            self._child = subprocess.Popen(
+                [os.fsencode(spawn.get_executable()), *command[1:]],
+                env={**os.environ, **process.environment},
+                pass_fds=[*self._fds, for_child],
+            )
+            self.pid = self._child.pid
         finally:
             os.close(for_child)
         self.sentinel = to_child
-        with open(to_child, "wb", closefd=False) as pipe:
-            pipe.write(message)
+        with suppress(BrokenPipeError), open(to_child, "wb", closefd=False) as pipe:
+            pipe.write(message)  # to one that could not even start: its exit code tells
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._child.poll() if flag == os.WNOHANG else self._child.wait()
+        return self.returncode
 
     def _message(self, process: Any) -> bytes:
         """Return what the child reads first: how to prepare (no main module), and the process."""
@@ -77,3 +88,7 @@ class WorkerProcess(SpawnProcess):
     """A spawn process that neither imports the caller's main module nor needs a tracker."""
 
     _Popen = staticmethod(_Popen)
+
+    def __init__(self, environment: dict[str, str], **options: Any) -> None:
+        super().__init__(**options)
+        self.environment = environment  # over this process's own

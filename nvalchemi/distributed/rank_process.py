@@ -1,7 +1,7 @@
 """The life of one worker process: from its first instruction to os._exit.
 
-Nothing heavy is imported before the rank's environment is set: thread counts and visible devices
-are read when torch is loaded.
+Nothing heavy is imported before the rank watches its parent: a kernel killed meanwhile would leave
+it behind.
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ import ctypes
 import faulthandler
 import io
 import linecache
-import logging
 import multiprocessing
 import multiprocessing.connection
 import os
+import pickle
 import signal
 import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from nvalchemi.distributed.process import Ends
+from nvalchemi.distributed.rank_end import finish, leave
 
 _running = False
 
@@ -47,18 +49,16 @@ class Failure:
     exception: bytes | None = None
 
 
-def live(ends: Ends, parent_pid: int, environment: dict[str, str], start_method: str) -> None:
+def live(ends: Ends, parent_pid: int, start_method: str) -> None:
     """Run the task as a rank and leave; never returns."""
     global _running
     _running = True
     _live_and_die_with(parent_pid)
     _take_output(ends.stdout.detach(), ends.stderr.detach())
-    _reset_signals()
-    os.environ.update(environment)
     # as under torchrun: spawned DataLoader workers could not find the classes of a cell
     multiprocessing.set_start_method(start_method, force=True)
     code = _work(ends.control, ends.task.detach(), ends.result.detach())
-    _leave(code)
+    leave(code)
 
 
 def _live_and_die_with(parent_pid: int) -> None:
@@ -124,21 +124,30 @@ def _work(control: Any, task: int, result: int) -> int:
     """Load, call and answer; return the exit code."""
     stage = "load"
     try:
-        from nvalchemi.distributed import payload
-
-        fn, args, kwargs, sources = payload.load(task)
-        linecache.cache.update(sources)
-        _define_in_main(payload.innermost(fn))
-        _settle_before_destroy()
+        _reset_signals()  # here, so that an early Ctrl-C is an answer and no traceback
+        fn, args, kwargs = _load(task)
         stage = "call"
         value = _call(fn, args, kwargs)
+        finish()
         stage = "return"
-        payload.dump(value, result)
+        _send(value, result)
     except BaseException as error:
         control.send(_describe(stage, error))
+        with suppress(BaseException):
+            finish()  # as long as the parent lets it
         return 1
     control.send(None)
     return 0
+
+
+def _load(task: int) -> tuple[Any, tuple, dict[str, Any]]:
+    from nvalchemi.distributed import origins, payload, rank_torch
+
+    rank_torch.take_over()  # before the function arrives: it may hold torch's functions
+    fn, args, kwargs, sources = payload.load(task)
+    linecache.cache.update(sources)
+    origins.put_into_modules()
+    return fn, args, kwargs
 
 
 def _call(fn: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -150,30 +159,10 @@ def _call(fn: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         raise
 
 
-def _define_in_main(fn: Any) -> None:
-    """Put the cell's definitions where plain pickle (torch.save, DataLoader) looks for them."""
-    main = vars(sys.modules["__main__"])
-    for name, value in getattr(fn, "__globals__", {}).items():
-        if getattr(value, "__module__", None) == "__main__":
-            main.setdefault(name, value)
+def _send(value: Any, result: int) -> None:
+    from nvalchemi.distributed import payload
 
-
-def _settle_before_destroy() -> None:
-    """Make the usual last line of a DDP function safe; ``settle`` says what goes wrong."""
-    from torch import distributed as dist
-
-    from nvalchemi.distributed.collectives import settle
-
-    destroy = dist.destroy_process_group
-    kept = []
-
-    def destroy_process_group(group: Any = None) -> None:
-        settle()
-        kept.append(group or dist.group.WORLD)  # its destructor must not run before os._exit
-        destroy(group)
-
-    dist.destroy_process_group = destroy_process_group
-    dist.distributed_c10d.destroy_process_group = destroy_process_group
+    payload.dump(value, result)
 
 
 def _describe(stage: str, error: BaseException) -> Failure:
@@ -183,31 +172,21 @@ def _describe(stage: str, error: BaseException) -> Failure:
         frames = frames.tb_next  # the user's frames, not ours
     error.__traceback__ = frames
     # a value that cannot be sent is the user's, but the frames are pickle's
-    text = "" if stage == "return" else "".join(traceback.format_exception(error))
-    summary = "".join(traceback.format_exception_only(error)).strip()
+    try:
+        text = "" if stage == "return" else "".join(traceback.format_exception(error))
+        summary = "".join(traceback.format_exception_only(error)).strip()
+    except Exception as trouble:  # such as of a SyntaxError whose line number is a string
+        text = "".join(traceback.format_tb(frames))
+        summary = f"{type(error).__qualname__} (which cannot be shown: {trouble!r})"
     return Failure(stage, summary, text, moment, _pickle_exception(error))
 
 
 def _pickle_exception(error: BaseException) -> bytes | None:
-    import pickle
-
-    import cloudpickle
-
     try:
-        content = cloudpickle.dumps(error)
+        from nvalchemi.distributed import payload
+
+        content = payload.dumps(error)
         pickle.loads(content)  # some exceptions pickle well and cannot be made again
     except Exception:
         return None
     return content
-
-
-def _leave(code: int) -> None:
-    """End without the interpreter's teardown, in which gloo's threads hang or abort."""
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except Exception:
-            pass  # nobody reads any more
-    ctypes.CDLL(None).fflush(None)  # what C code printed
-    os._exit(code)

@@ -11,6 +11,7 @@ import os
 import pickle
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -177,8 +178,10 @@ class WorkerGroup:
         err, child_err = os.pipe()
         result = payload.new_file()
         ends = Ends(there, self.task, result, child_out, child_err)
-        arguments = (ends, os.getpid(), self.environments[rank], _start_method())
-        process = WorkerProcess(target=live, args=arguments, name=f"rank {rank}")
+        arguments = (ends, os.getpid(), _start_method())
+        process = WorkerProcess(
+            self.environments[rank], target=live, args=arguments, name=f"rank {rank}"
+        )
         readers = [
             LineReader(out, lambda line: self.on_line(rank, "stdout", line)),
             LineReader(err, lambda line: self.on_line(rank, "stderr", line)),
@@ -270,6 +273,12 @@ class WorkerGroup:
         failure = worker.failure
         assert failure is not None
         text = f"rank {worker.rank}: {_STAGES[failure.stage]}{failure.summary}"
+        gone = [str(w.rank) for w in self._workers if w.has_answered and w.failure is None]
+        if gone and _is_echo(worker):
+            text += (
+                f"\n\nrank{'s'[: len(gone) - 1]} {', '.join(gone)} had returned already: a "
+                "collective needs every rank, and must be called equally often on each"
+            )
         if failure.traceback:
             text += f"\n\nOn rank {worker.rank}:\n{failure.traceback.rstrip()}"
         error = RankError(text, worker.rank)
@@ -281,9 +290,11 @@ class WorkerGroup:
 
 
 def _start_method() -> str:
-    """Return how this process starts its children, without deciding it by asking."""
+    """Return how ranks start their children: as this process does, which asking does not fix."""
     chosen = multiprocessing.get_start_method(allow_none=True)
-    return chosen or multiprocessing.get_all_start_methods()[0]
+    method = chosen or multiprocessing.get_all_start_methods()[0]
+    # a fork server (the default of Python 3.14 on Linux) knows none of the classes of a cell
+    return "fork" if method == "forkserver" and sys.platform == "linux" else method
 
 
 def _death(code: int | None) -> str:

@@ -19,7 +19,7 @@ from typing import Any, overload
 import torch
 from torch.distributed import TCPStore
 
-from nvalchemi.distributed import payload
+from nvalchemi.distributed import origins, payload
 from nvalchemi.distributed.environment import BACKEND_VARIABLE, BACKENDS, METHOD_VARIABLE
 from nvalchemi.distributed.rank_process import is_worker
 from nvalchemi.distributed.workers import RankError as RankError
@@ -78,7 +78,9 @@ def launch(
     ----------
     fn
         Any callable: from a cell, a lambda, a closure, a method. It and what it captures travel
-        by value; a rank that changes a captured tensor changes its own copy.
+        by value; a rank that changes a captured tensor or a class changes its own copy. Modules
+        that can be imported are, from their files as they are then. A rank has returned when its
+        threads have ended (but for daemons) and its ``atexit`` functions have run.
     nprocs
         Number of ranks; by default one per GPU, or 2 where there is none.
     backend
@@ -99,6 +101,8 @@ def launch(
         ``__cause__`` is the original exception.
     TypeError, ValueError
         If an argument is wrong or cannot be sent; no process has been started then.
+    KeyboardInterrupt
+        When it comes; all ranks are ended.
     """
     _refuse_nesting()
     if not callable(fn):
@@ -107,12 +111,16 @@ def launch(
     count = _rank_count(nprocs)
     variables = _shared_variables(count, _backend(backend, count), _environment(env))
     _check_timeout(timeout)
-    task = _pack(fn, args, kwargs)
+    marker = origins.Marker()
+    task = _pack(fn, args, kwargs, marker)
     try:
-        with _meeting_point() as port:
+        with _meeting_point() as port, origins.known(marker.sent):
             variables["MASTER_PORT"] = str(port)
             environments = [_rank_variables(variables, rank) for rank in range(count)]
             return RankResults(WorkerGroup(task, environments, _show).run(timeout))
+    except KeyboardInterrupt:
+        print(f"launch() was interrupted: {count} rank{'s'[: count - 1]} ended")
+        raise KeyboardInterrupt from None  # where we waited tells nothing
     finally:
         os.close(task)
 
@@ -235,12 +243,14 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _pack(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> int:
+def _pack(
+    fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], marker: origins.Marker
+) -> int:
     """Write the task into a new payload; the caller closes it."""
     task = payload.new_file()
     try:
         with payload.by_value(fn):
-            payload.dump((fn, args, kwargs, _cell_sources()), task)
+            payload.dump((fn, args, kwargs, _cell_sources()), task, marker)
     except (TypeError, pickle.PicklingError, AttributeError, ValueError, RuntimeError) as error:
         os.close(task)
         with payload.by_value(fn):
@@ -282,7 +292,11 @@ def _meeting_point() -> Iterator[int]:
 
 def _show(rank: int, stream: str, line: str) -> None:
     target = sys.stdout if stream == "stdout" else sys.stderr
-    target.write(f"[rank {rank}] {line}\n")
+    text = f"[rank {rank}] {line}\n"
+    try:
+        target.write(text)
+    except UnicodeEncodeError as error:  # a terminal or log file that is not utf-8
+        target.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
     if isinstance(target, io.TextIOWrapper):  # a kernel's streams go out by themselves
         target.flush()
 

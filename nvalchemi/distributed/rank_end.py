@@ -1,0 +1,70 @@
+"""How a rank ends: with all that an interpreter does at its end, but for what hangs with torch."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import io
+import logging
+import multiprocessing
+import os
+import sys
+import threading
+from typing import Any
+
+_PATIENCE = 10.0  # s; how long a rank waits for its threads before it says so
+
+
+def finish() -> None:
+    """Wait for the threads that are no daemons, and call what was registered with atexit."""
+    timer = threading.Timer(_PATIENCE, _tell_what_is_awaited)
+    timer.daemon = True
+    timer.start()
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # executors first, then their threads
+        _keep_communication()
+        atexit._run_exitfuncs()
+    finally:
+        timer.cancel()
+
+
+def _tell_what_is_awaited() -> None:
+    main = threading.main_thread()
+    threads = [t.name for t in threading.enumerate() if t is not main and not t.daemon]
+    awaited = threads + [child.name for child in multiprocessing.active_children()]
+    print(
+        f"rank {os.environ.get('RANK')} has returned and has waited {_PATIENCE:g} s for "
+        f"{', '.join(awaited) or 'its atexit functions'}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _keep_communication() -> None:
+    """Take out what ends communication at exit: os._exit does that without a hang."""
+    if "physicsnemo.distributed.manager" in sys.modules:
+        from physicsnemo.distributed.manager import DistributedManager
+
+        atexit.unregister(DistributedManager.__dict__["cleanup"])
+    collectives = sys.modules.get("nvalchemi.distributed.collectives")
+    if collectives is not None:
+        atexit.unregister(collectives.settle)
+
+
+def leave(code: int) -> None:
+    """End without the interpreter's teardown, in which gloo's threads hang or abort."""
+    logging.shutdown()
+    for file in (sys.stdout, sys.stderr, *_open_files()):
+        try:
+            file.flush()
+        except Exception:
+            pass  # nobody reads any more
+    ctypes.CDLL(None).fflush(None)  # what C code printed
+    os._exit(code)
+
+
+def _open_files() -> list[Any]:
+    """Return the files that would lose their last lines: the interpreter would close them."""
+    files = [obj for obj in gc.get_objects() if type(obj) in (io.TextIOWrapper, io.BufferedWriter)]
+    return sorted(files, key=lambda file: type(file) is io.BufferedWriter)

@@ -1,0 +1,34 @@
+"""``torch.distributed`` on a rank of ``launch``: started again and destroyed without a hang."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from nvalchemi.distributed.collectives import settle
+from nvalchemi.distributed.rendezvous import init_process_group
+
+_destroy = dist.destroy_process_group
+_kept: list[Any] = []  # groups whose destructors must not run before os._exit
+
+
+@functools.wraps(_destroy)
+def destroy_process_group(group: Any = None) -> None:
+    """Destroy as torch does, after the pause that ``settle`` explains."""
+    settle()
+    _kept.append(group or dist.group.WORLD)
+    _destroy(group)
+
+
+def take_over() -> None:
+    """Put these two in the place of torch's own, under each name that torch has for them."""
+    ours: tuple[Callable[..., None], ...] = (init_process_group, destroy_process_group)
+    for module in [m for name, m in sys.modules.items() if name.startswith("torch.distributed")]:
+        for function in ours:
+            name = function.__name__
+            if vars(module).get(name) is function.__wrapped__:  # type: ignore[attr-defined]
+                setattr(module, name, function)
