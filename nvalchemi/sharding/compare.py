@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nvalchemi.data.datapipes.order import Indices
+from nvalchemi.sharding.continuity import find_breaks
 from nvalchemi.sharding.iterated import Log, LoggedSource, check_inside
 from nvalchemi.sharding.record import RankLog, Record, Session
 
@@ -45,34 +46,48 @@ class Comparison:
     Attributes
     ----------
     as_planned : bool
+        Whether the batches are those of the plan, each once and none left out between.
     batches, ranks : int
         Batches compared, and ranks of the plan.
     parting : Parting or None
         The first batch that differs, by session, epoch, step, rank.
     uneven : str
         Which rank stopped before the others, if one did.
+    breaks : list of str
+        Steps that came again or are missing, also from a session to the next; epochs that the
+        plan does not have; that nothing is recorded.
+    skipped : list of int
+        Sessions on other numbers of ranks, which are not compared.
     """
 
     batches: int
     ranks: int
     parting: Parting | None
     uneven: str
+    breaks: list[str]
+    skipped: list[int]
 
     @property
     def as_planned(self) -> bool:
-        return self.parting is None and not self.uneven
+        return self.parting is None and not self.uneven and not self.breaks
 
     def __str__(self) -> str:
-        if self.as_planned:
-            return f"as planned: {self.batches} batches on {self.ranks} ranks"
         sentences = []
+        if self.as_planned:
+            sentences.append(f"as planned: {self.batches} batches on {self.ranks} ranks")
         if self.parting is not None:
             p = self.parting
             sentences.append(
                 f"not as planned from epoch {p.epoch}, step {p.step}, rank {p.rank} on (session "
                 f"{p.session}): expected {shorten(p.expected)}, got {shorten(p.got)}{p.hint}"
             )
-        return "; ".join([*sentences, self.uneven] if self.uneven else sentences)
+        if self.breaks:
+            sentences.append("not as planned: " + ", ".join(self.breaks))
+        if self.uneven:
+            sentences.append(self.uneven)
+        if self.skipped:
+            sentences.append(f"not compared, on other numbers of ranks: sessions {self.skipped}")
+        return "; ".join(sentences)
 
 
 def shorten(indices: Indices) -> str:
@@ -88,16 +103,17 @@ def compare_record(plan: "ShardPlan", record: Record) -> Comparison:
             f"a record must be of as many ranks as the plan: the plan has {plan.world_size}, the "
             f"record {sorted(set(sizes))}"
         )
-    batches, uneven = 0, ""
-    for number, session in enumerate(record.sessions):
-        if session.world_size != plan.world_size:
-            continue
-        batches += sum(len(log) for log in session.ranks)
-        uneven = uneven or find_uneven(number, session)
-        parting = find_parting(plan, number, session)
-        if parting is not None:
-            return Comparison(batches, plan.world_size, parting, uneven)
-    return Comparison(batches, plan.world_size, None, uneven)
+    same = {n: s for n, s in enumerate(record.sessions) if s.world_size == plan.world_size}
+    partings = (find_parting(plan, number, session) for number, session in same.items())
+    unevens = (find_uneven(number, session) for number, session in same.items())
+    return Comparison(
+        batches=sum(len(log) for session in same.values() for log in session.ranks),
+        ranks=plan.world_size,
+        parting=next((parting for parting in partings if parting is not None), None),
+        uneven=next(filter(None, unevens), ""),
+        breaks=find_breaks(plan, same),
+        skipped=[n for n in range(len(sizes)) if n not in same],
+    )
 
 
 def find_uneven(number: int, session: Session) -> str:

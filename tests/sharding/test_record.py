@@ -147,11 +147,13 @@ os.kill(os.getpid(), signal.SIGKILL)
         list(range(8)),
         list(range(6, 20)),
     ]
-    assert str(plan.compare(record)) == "as planned: 22 batches on 1 ranks"
+    comparison = plan.compare(record)
+    assert comparison.batches == 22 and comparison.parting is None and not comparison.as_planned
+    assert "2 steps again, the first in session 1 at epoch 0, step 6" in str(comparison)
 
 
 def test_a_tail_that_was_cut_off_is_left_out_and_written_over(tmp_path):
-    plan = ShardPlan(40, world_size=1, batch_size=4)
+    plan = ShardPlan(40, world_size=1, batch_size=4, epochs=2)
     recorder = ShardRecorder(tmp_path, flush_every=3)
     feed(recorder, plan)
     recorder.close()
@@ -169,11 +171,14 @@ def test_a_tail_that_was_cut_off_is_left_out_and_written_over(tmp_path):
         feed(recorder, plan, epochs=[1])
         recorder.close()
         assert [len(s.ranks[0]) for s in load_record(tmp_path).sessions] == [9, 10]
-        assert plan.compare(load_record(tmp_path)).as_planned
+        assert plan.compare(load_record(tmp_path)).parting is None
+        assert "1 step missing, the first after epoch 0, step 8" in str(
+            plan.compare(load_record(tmp_path))
+        )
 
 
 def test_runs_on_other_numbers_of_ranks_are_other_sessions(tmp_path):
-    two = ShardPlan(48, world_size=2, batch_size=6)
+    two = ShardPlan(48, world_size=2, batch_size=6, epochs=2)
     four = ShardPlan(48, world_size=4, batch_size=3)
     record_all(tmp_path, two, steps=range(2))
     record_all(tmp_path, four, steps=range(2, 4))
@@ -181,6 +186,7 @@ def test_runs_on_other_numbers_of_ranks_are_other_sessions(tmp_path):
     record = load_record(tmp_path)
     assert [session.world_size for session in record.sessions] == [2, 4, 2]
     assert two.compare(record).batches == 4 + 8 and two.compare(record).as_planned
+    assert str(two.compare(record)).endswith("on other numbers of ranks: sessions [1]")
     assert four.compare(record).batches == 8 and four.compare(record).as_planned
     with pytest.raises(ValueError, match=r"the plan has 3, the record \[2, 4\]"):
         ShardPlan(48, world_size=3, batch_size=4).compare(record)
@@ -251,3 +257,59 @@ def test_mistakes(tmp_path):
     with pytest.raises(ValueError, match="must be a record of ShardRecorder"):
         feed(ShardRecorder(tmp_path), plan)
     assert (tmp_path / "rank00000.record").read_text().startswith("something")
+
+
+def session_of(folder, plan, places, rank_places=None):
+    """A session with batches of the plan at (epoch, step), the same on all ranks or by rank."""
+    for rank in range(plan.world_size):
+        recorder = ShardRecorder(folder)
+        for epoch, step in (rank_places or {}).get(rank, places):
+            feed(recorder, plan, [epoch], rank, [step])
+        recorder.close()
+
+
+@pytest.mark.parametrize(
+    ("sessions", "expected"),
+    [
+        ([[0, 1, 2, 3, 4], [3, 4, 5, 6, 7]], "2 steps again, the first in session 1 at epoch 0"),
+        ([[0, 1, 2], [5, 6, 7]], "2 steps missing, the first after epoch 0, step 2 in session 0"),
+        ([[0, 1, 2, 4, 5, 6, 7]], "1 step missing, the first after epoch 0, step 2"),
+        ([[0, 1, 2, 3, 0, 1, 2, 3, 4]], "4 steps again, the first in session 0 at epoch 0, step 0"),
+        ([[0, 2, 1, 3]], "steps out of their order, the first in session 0 at epoch 0, step 1"),
+        ([[5, 6, 7, 9, 10]], "1 step missing, the first after epoch 0, step 7"),
+        ([[], []], "no batches are recorded"),
+        ([[22, 23, 24]], "epoch 3 is recorded and the plan has 3"),
+    ],
+)
+def test_steps_again_and_steps_missing_are_not_as_planned(tmp_path, sessions, expected):
+    plan = ShardPlan(64, world_size=2, batch_size=4, epochs=3)
+    for steps in sessions:
+        for rank in range(2):  # a rank writes its session down with the first batch
+            recorder = ShardRecorder(tmp_path)
+            if not steps:
+                recorder._open(2, rank)
+            for step in steps:
+                feed(recorder, plan, [step // 8], rank, [step % 8])
+            recorder.close()
+    comparison = plan.compare(load_record(tmp_path))
+    assert comparison.parting is None and not comparison.as_planned
+    assert expected in str(comparison) and "as planned: " in str(comparison)
+    assert not str(comparison).startswith("as planned")
+
+
+@pytest.mark.parametrize("stop", [1, 7, 8, 11])
+def test_a_resume_that_goes_on_exactly_is_as_planned(tmp_path, stop):
+    plan = ShardPlan(64, world_size=2, batch_size=4, epochs=2)
+    places = [(step // 8, step % 8) for step in range(16)]
+    session_of(tmp_path, plan, places[:stop])
+    session_of(tmp_path, plan, places[stop:])
+    assert str(plan.compare(load_record(tmp_path))) == "as planned: 32 batches on 2 ranks"
+
+
+def test_a_rank_that_repeats_alone_is_named(tmp_path):
+    plan = ShardPlan(64, world_size=2, batch_size=4)
+    places = [(0, step) for step in range(4)]
+    session_of(tmp_path, plan, places, {1: [(0, 0), (0, 1), (0, 1), (0, 3)]})
+    text = str(plan.compare(load_record(tmp_path)))
+    assert "1 step again, the first in session 0 at epoch 0, step 1 of rank 1" in text
+    assert "1 step missing, the first after epoch 0, step 1 in session 0 of rank 1" in text
