@@ -140,14 +140,16 @@ def seen_by_construction(
         return None
     if dealings[0].dropped and len(lengths) > 1 and not plan.source.cheap:
         return None
-    draws: dict[bytes, Indices] = {}  # of epochs with the same numbers one is enough
+    counts: dict[tuple[bytes, int], Indices] = {}  # of epochs with the same numbers one is enough
     for epoch, dealing in zip(epochs, dealings):
-        if dealing.draws.tobytes() not in draws:
-            draws[dealing.draws.tobytes()] = counts_without_padding(plan, dealing, epoch)
-    seen: Indices = np.minimum(list(draws.values()), lengths).max(axis=0)
+        # which data sets a tail is of depends on the epoch
+        key = (dealing.draws.tobytes(), epoch if dealing.dropped else 0)
+        if key not in counts:
+            counts[key] = counts_without_padding(plan, dealing, epoch)
+    seen: Indices = np.minimum(list(counts.values()), lengths).max(axis=0)
     # of a data set that no epoch shows whole, a shuffled epoch shows other samples than another
-    drawn_from = seen > 0
-    if len(epochs) > 1 and plan.source.shuffled is not False:
+    if len(set(epochs)) > 1 and plan.source.shuffled is not False:
+        drawn_from = np.any([dealing.draws for dealing in dealings], axis=0)
         if (seen < lengths)[drawn_from].any():
             return None
     return seen

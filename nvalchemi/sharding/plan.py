@@ -268,7 +268,10 @@ class ShardPlan:
         self, epoch: int = 0, *, steps: Chosen = None, ranks: Chosen = None
     ) -> Composition:
         """Shares of the data sets, asked and realised; by default of a sample of the steps."""
-        return measure_composition(self, epoch, *choose_view(self, epoch, steps, ranks))
+        rows, chosen, all_steps = choose_view(self, epoch, steps, ranks)
+        if not rows.size:
+            raise ValueError("composition needs at least one batch: the plan has no steps")
+        return measure_composition(self, epoch, rows, chosen, all_steps)
 
     def load(self, epoch: int = 0, *, steps: Chosen = None, ranks: Chosen = None) -> Load:
         """Cost per rank and step; by default of a sample of the steps.
