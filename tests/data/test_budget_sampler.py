@@ -280,3 +280,18 @@ def test_data_sets_that_can_not_be_batched_are_refused():
         BUDGET((i for i in range(3)), max_atoms=9)
     with pytest.raises(TypeError, match=r"no order of single samples: use window"):
         BUDGET(Sized(3), max_atoms=9, sizes=[1, 2, 3]).order(np.arange(3))
+
+
+def test_a_state_of_other_sizes_is_refused_also_if_their_sum_is_the_same():
+    atoms = heavy_tailed(300)
+    sampler = BUDGET(Sized(300), max_atoms=500, sizes=atoms, oversize="alone")
+    sampler.set_epoch_step(2)
+    state = sampler.state_dict()
+    with pytest.raises(ValueError, match="belongs to another order"):
+        BUDGET(
+            Sized(300), max_atoms=500, sizes=atoms[::-1].copy(), oversize="alone"
+        ).load_state_dict(state)
+    for kind in (np.uint32, np.int64):  # how they are stored is of no matter
+        other = BUDGET(Sized(300), max_atoms=500, sizes=atoms.astype(kind), oversize="alone")
+        other.load_state_dict(state)
+        assert other.state_dict() == state

@@ -1,5 +1,6 @@
 """BudgetBatchSampler: batches up to a number of atoms or edges, drawn anew each epoch."""
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -16,6 +17,8 @@ from nvalchemi.data.datapipes.windows import (
     pack_window,
     stratify,
 )
+
+HASHED_AT_ONCE = 2**20  # sizes widened to 8 bytes at a time
 
 
 class BudgetBatchSampler(ShardedSampler[list[int]]):
@@ -145,6 +148,7 @@ class BudgetBatchSampler(ShardedSampler[list[int]]):
         self.fill = float(costs.sum(axis=0).max() / self._limit / self.num_batches)
         totals = [(name, int(sizes.sum(dtype=np.int64)), n) for name, sizes, n in self._budgets]
         self._totals = (samples, strata.windows, pattern.batches, totals)
+        self._sizes_hash = hash_sizes([sizes for _, sizes, _ in self._budgets])
 
     def _costs(self, samples: Indices | slice) -> Costs:
         """Costs of samples in whole numbers, with one limit for both resources."""
@@ -183,7 +187,7 @@ class BudgetBatchSampler(ShardedSampler[list[int]]):
         raise TypeError("BudgetBatchSampler has no order of single samples: use window(...)")
 
     def _signature(self) -> str:
-        return f"{self._totals} shuffle={self.shuffle}"
+        return f"{self._totals} sizes={self._sizes_hash} shuffle={self.shuffle}"
 
     def _emit(self, rows: Indices) -> Iterator[list[int]]:
         for batch, count in zip(rows.tolist(), (rows >= 0).sum(axis=1).tolist()):
@@ -219,6 +223,16 @@ def budgeted_sizes(
             )
         limited.append(("edges", edges, max_edges))
     return limited
+
+
+def hash_sizes(resources: list[Sizes]) -> str:
+    """Hash of the sizes of all structures in their order, whatever integers hold them."""
+    digest = hashlib.blake2b(digest_size=8, person=b"nvalchemi-sizes")
+    for sizes in resources:
+        for first in range(0, len(sizes), HASHED_AT_ONCE):
+            part = sizes[first : first + HASHED_AT_ONCE]
+            digest.update(part.astype("<i8").tobytes())
+    return digest.hexdigest()
 
 
 def refuse_oversize(budgets: list[tuple[str, Sizes, int]]) -> None:
