@@ -256,3 +256,9 @@ def test_states_of_other_orders_and_positions_inside_a_step_are_refused():
         batches_of_ours(2, 0).load_state_dict({**state, "seed": 0})
     with pytest.raises(ValueError, match="'seed'"):
         DataLoader(HELD, shuffle=True).load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", [batches_of_ours, torchs])
+def test_a_state_that_is_no_dict_is_refused(kind: Any):
+    with pytest.raises(TypeError, match="must be the dict that state_dict.. returned, got None"):
+        kind(1, 0).load_state_dict(None)

@@ -77,7 +77,9 @@ def test_resume_on_any_number_of_ranks_is_exact(before: int, after: int, step: i
         rest.append(list(own))
     steps = [sorted(chain(*s)) for s in zip(*seen)] + [sorted(chain(*s)) for s in zip(*rest)]
     assert steps[:-1] == expected[:-1]
-    if not weighted:  # there the last step is whole batches, whose size differs with the ranks
+    if weighted:
+        assert steps[-1] == expected[-1]
+    else:  # there the last step is whole batches, whose size differs with the ranks
         assert set(expected[-1]) <= set(steps[-1])
 
 

@@ -157,6 +157,7 @@ def staged_positions(
     stages: Stages,
     lengths: list[int],
     batch_size: int,
+    num_replicas: int,
     num_batches: int | None,
     epoch_policy: str,
     replacement: bool | None,
@@ -167,7 +168,13 @@ def staged_positions(
     """
     positions = {
         first: epoch_positions(
-            composition, lengths, batch_size, num_batches, epoch_policy, replacement
+            composition,
+            lengths,
+            batch_size,
+            num_replicas,
+            num_batches,
+            epoch_policy,
+            replacement,
         )
         for first, composition in stages.items()
     }
@@ -188,11 +195,15 @@ def epoch_positions(
     composition: Composition,
     lengths: list[int],
     batch_size: int,
+    num_replicas: int,
     num_batches: int | None,
     epoch_policy: str,
     replacement: bool | None,
 ) -> int:
     """Number of positions of an epoch, before anything is padded or dropped for the ranks.
+
+    All samples once, `num_batches` batches of a rank, or as many whole steps of all ranks as the
+    policy needs: with a fixed global batch the same on any number of ranks.
 
     Raises
     ------
@@ -201,61 +212,59 @@ def epoch_positions(
     """
     total = sum(lengths)
     once = not composition.asked and replacement is not True
-    if once and num_batches is None:
-        return total
-    if replacement is False:
-        most = (
-            -(-total // batch_size)
-            if once
-            else batches_without_repeat(composition, lengths, batch_size)
-        )
-        batches = unrepeated_batches(
-            composition, lengths, batch_size, num_batches, epoch_policy, most
-        )
-        return min(batches * batch_size, total)
     if num_batches is not None:
+        if replacement is False:
+            most = (
+                -(-total // batch_size)
+                if once
+                else batches_without_repeat(composition, lengths, batch_size)
+            )
+            check_supported(num_batches, most)
+            return min(num_batches * batch_size, total)
         return num_batches * batch_size
+    if once:
+        return total
+    step = batch_size * num_replicas
+    if replacement is False:
+        return unrepeated_steps(composition, lengths, step, epoch_policy) * step
     if epoch_policy == "dataset_size":
-        return -(-total // batch_size) * batch_size
-    # batches after which a data set has been seen whole, in exact integers
+        return -(-total // step) * step
+    # steps after which a data set has been seen whole, in exact integers
     whole = sum(composition.shares)
     needed = [
-        -(-length * whole // (batch_size * share))
+        -(-length * whole // (step * share))
         for length, share in zip(lengths, composition.shares)
         if share
     ]
-    return (min(needed) if epoch_policy == "min_size" else max(needed)) * batch_size
+    return (min(needed) if epoch_policy == "min_size" else max(needed)) * step
 
 
-def unrepeated_batches(
-    composition: Composition,
-    lengths: list[int],
-    batch_size: int,
-    num_batches: int | None,
-    epoch_policy: str,
-    most: int,
+def check_supported(num_batches: int, most: int) -> None:
+    if num_batches > most:
+        raise ValueError(
+            f"replacement=False supports at most {most} complete batches, got "
+            f"num_batches={num_batches}; leave replacement unset to pass over data sets again"
+        )
+
+
+def unrepeated_steps(
+    composition: Composition, lengths: list[int], step: int, epoch_policy: str
 ) -> int:
-    """Batches of an epoch with replacement=False, of which `most` are possible."""
-    if num_batches is not None:
-        if num_batches > most:
-            raise ValueError(
-                f"replacement=False supports at most {most} complete batches, got "
-                f"num_batches={num_batches}; leave replacement unset to pass over data sets again"
-            )
-        return num_batches
+    """Steps of `step` samples of all ranks that an epoch with replacement=False has."""
     if epoch_policy == "max_size":
         whole = sum(composition.shares)
-        able = [n * whole // (batch_size * s) for n, s in zip(lengths, composition.shares) if s]
+        able = [n * whole // (step * s) for n, s in zip(lengths, composition.shares) if s]
         if max(able) > min(able):
             raise ValueError(
                 "epoch_policy='max_size' requires replacement=True (or leave replacement unset): "
-                f"data set lengths {lengths} last for {able} batches"
+                f"data set lengths {lengths} last for {able} batches of {step} samples"
             )
+    most = batches_without_repeat(composition, lengths, step)
     if most < 1:
         raise ValueError(
-            f"replacement=False needs one batch without a repetition, and lengths {lengths} with "
-            f"{composition.per_batch(batch_size)} samples a batch have none; leave replacement "
-            "unset or lower batch_size"
+            "replacement=False needs one batch of all ranks without a repetition, and lengths "
+            f"{lengths} with {composition.per_batch(step)} samples of {step} have none; leave "
+            "replacement unset, give num_batches, or lower batch_size"
         )
     return most
 

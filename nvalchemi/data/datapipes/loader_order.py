@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler
 from nvalchemi.data.datapipes.order import derive_key
 from nvalchemi.data.datapipes.sharded import ShardedSampler
 from nvalchemi.data.datapipes.sharded_sampler import can_shard
-from nvalchemi.data.datapipes.weights import check_integer
+from nvalchemi.data.datapipes.weights import check_integer, check_state
 
 
 class LoaderOrder(Protocol):
@@ -162,6 +162,7 @@ class CountedOrder:
         return {**state, "seed": seed} if self._random else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        check_state(state)
         needed = {"epoch", "position", "order", *(["seed"] if self._random else [])}
         if not needed <= set(state):
             raise ValueError(

@@ -23,7 +23,7 @@ from nvalchemi.data.datapipes.epoch_sampler import EpochSampler
 from nvalchemi.data.datapipes.mixture import Allocation, Contiguous, FixedBatches
 from nvalchemi.data.datapipes.order import Indices, child_key, derive_key
 from nvalchemi.data.datapipes.sequence import EpochOrder, choose_drawing
-from nvalchemi.data.datapipes.sharded import ShardedSampler
+from nvalchemi.data.datapipes.sharded import ShardedSampler, resolve_rank
 from nvalchemi.data.datapipes.weights import check_integer
 
 __all__ = [
@@ -54,9 +54,10 @@ class MultiDatasetBatchSampler(ShardedSampler[list[int]]):
     r of R takes batch t * R + r. Every rank emits the same number of batches.
 
     Without `weights` and `samples_per_dataset` an epoch has every sample once, the data sets spread
-    evenly over it; the last batch may be short (with drop_last=True it is left out). With them an
-    epoch has as many whole batches as `epoch_policy` or `num_batches` says, and a data set's
-    samples that are not drawn in it wait for other epochs (`draws_per_dataset` has the numbers).
+    evenly over it; the last batch may be short (with drop_last=True it is left out). With them, or
+    with replacement=True, an epoch has as many whole steps of all ranks as `epoch_policy` says, or
+    `num_batches` whole batches, and a data set's samples that are not drawn in it wait for other
+    epochs (`draws_per_dataset` has the numbers).
 
     Parameters
     ----------
@@ -76,10 +77,12 @@ class MultiDatasetBatchSampler(ShardedSampler[list[int]]):
         All integers: exact counts in each batch, with the sum `batch_size`. Any float: ratios, as
         `weights`.
     num_batches : int, optional
-        Batches of an epoch over all ranks, instead of `epoch_policy`.
+        Batches of an epoch over all ranks, instead of `epoch_policy`: with twice the ranks and half
+        the `batch_size`, an epoch of the same samples has twice as many.
     epoch_policy : {"dataset_size", "min_size", "max_size"}
-        "dataset_size": as many batches as the samples fill. "min_size": until one data set has been
-        seen whole. "max_size": until all have.
+        "dataset_size": as many steps as the samples fill. "min_size": until one data set has been
+        seen whole. "max_size": until all have. Steps are whole, which makes an epoch the same on
+        any number of ranks with the same ``batch_size * num_replicas``.
     replacement : bool, optional
         Unset: a data set is drawn without repetition, and passed over again, in another order,
         only where its share asks for more samples than it has. True: independent draws (with
@@ -161,7 +164,13 @@ class MultiDatasetBatchSampler(ShardedSampler[list[int]]):
             self.lengths, weights, temperature, samples_per_dataset, self.batch_size
         )
         positions = staged_positions(
-            self._stages, self.lengths, self.batch_size, num_batches, epoch_policy, replacement
+            self._stages,
+            self.lengths,
+            self.batch_size,
+            resolve_rank(num_replicas, rank, distributed_manager)[0],
+            num_batches,
+            epoch_policy,
+            replacement,
         )
         super().__init__(
             unit=self.batch_size,

@@ -15,7 +15,7 @@ from torch.utils.data import Sampler
 
 from nvalchemi.data.datapipes.order import Indices, derive_key
 from nvalchemi.data.datapipes.sequence import EpochOrder
-from nvalchemi.data.datapipes.weights import check_flag, check_integer
+from nvalchemi.data.datapipes.weights import check_flag, check_integer, check_state
 
 T = TypeVar("T", int, list[int])
 
@@ -57,6 +57,7 @@ class ShardedSampler(Sampler[T], Generic[T]):
         self._computed = unit  # samples computed for a step
         self.num_units = positions // unit if drop_last else -(-positions // unit)
         self._positions = min(positions, self.num_units * unit)
+        self._all_positions = positions  # with those that drop_last leaves out
         self._position = 0  # where the iterator stands
         self._next_start: int | None = None  # where the next one begins, if not at 0
         self._running = 0
@@ -204,11 +205,16 @@ class ShardedSampler(Sampler[T], Generic[T]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where `state_dict` was taken, on any number of ranks.
 
+        A position after which the ranks have no step left means the end of the epoch.
+
         Raises
         ------
+        TypeError
+            If the state is no dict.
         ValueError
             If the state belongs to another order, or its position lies inside a batch.
         """
+        check_state(state)
         missing = {"seed", "epoch", "position", "order"} - set(state)
         if missing:
             raise ValueError(f"a sampler's state must have {sorted(missing)}, got {sorted(state)}")
@@ -220,8 +226,15 @@ class ShardedSampler(Sampler[T], Generic[T]):
             )
         seed = check_integer("seed", state["seed"])
         epoch = check_integer("epoch", state["epoch"], 0)
-        self.set_position(state["position"])
+        position = check_integer("position", state["position"], 0)
+        self.set_position(self._positions if self._is_end(position) else position)
         self.seed, self.epoch = seed, epoch
+
+    def _is_end(self, position: int) -> bool:
+        """Whether a state's position, of other ranks or drop_last, leaves no step here."""
+        step = self.num_replicas * self._unit
+        last = -(-self._all_positions // step) * step
+        return len(self) * step <= position <= last
 
     def _order_hash(self) -> str:
         return format(int(derive_key("signature", self._signature())[0]), "016x")

@@ -1,7 +1,7 @@
 """Weights of data sets: checked, made from sizes by a temperature, and turned into exact shares."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from numbers import Integral, Real
 from typing import Any
@@ -25,6 +25,15 @@ def check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return bool(value)
+
+
+def check_state(state: Any) -> None:
+    """TypeError unless `state` is a dict, as `state_dict()` returns it."""
+    if not isinstance(state, Mapping):
+        raise TypeError(
+            f"a state must be the dict that state_dict() returned, got {state!r:.100}; for a pass "
+            "from the beginning load none"
+        )
 
 
 def check_weights(weights: Sequence[float], lengths: list[int], name: str) -> list[Any]:
