@@ -1,49 +1,25 @@
 """Findings about a plan: what would go wrong, in one sentence, and one remedy."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nvalchemi.sharding.check_epochs import check_epochs, later_epochs
+from nvalchemi.sharding.check_ranks import check_identical, check_overlap, check_steps
+from nvalchemi.sharding.finding import SEVERITIES, Finding
 from nvalchemi.sharding.iterated import IteratedSource
 from nvalchemi.sharding.look import Look
 
 if TYPE_CHECKING:
     from nvalchemi.sharding.plan import ShardPlan
 
-Severity = Literal["error", "warning", "info"]
-SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
-
-FEW_SAMPLES = 8  # of so few, two epochs may have the same order by chance
 FAR = 0.5  # of the share asked for, below which a data set is called starved
 SIGMAS = 5.0  # beyond so many standard deviations chance is no explanation
 STRIPES = 4.0  # times the variance within batches that a random order has
-SHARED = 0.01  # part of its samples that a rank may share with another one
 NOTED_PADDING = 0.01  # part of an epoch that may be padding
 NOTED_UNSEEN = 0.01  # part of the samples that may stay unseen
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something about a plan that its owner should know.
-
-    Attributes
-    ----------
-    severity : {"error", "warning", "info"}
-        error: training hangs, or trains on something else than was asked for.
-    sentence, remedy : str
-    data : dict
-        The numbers; "check" names what was checked.
-    """
-
-    severity: Severity
-    sentence: str
-    remedy: str
-    data: dict[str, Any] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return f"{self.severity}: {self.sentence} {self.remedy}"
 
 
 def check_plan(plan: "ShardPlan", max_imbalance: float, seed: int) -> list[Finding]:
@@ -51,125 +27,20 @@ def check_plan(plan: "ShardPlan", max_imbalance: float, seed: int) -> list[Findi
         raise ValueError(f"max_imbalance must be >= 1 (even ranks), got {max_imbalance}")
     look = Look(plan, max_imbalance, seed)
     findings = [finding for check in CHECKS for finding in check(look)]
+    orders = {look.epochs[0]: look.orders}
+    for epoch in later_epochs(look):
+        later = Look(plan, max_imbalance, seed, epoch)
+        orders[epoch] = later.orders
+        known = {finding.data["check"] for finding in findings}
+        for check in EPOCH_CHECKS if epoch < plan.epochs else ():
+            findings += [in_epoch(f, epoch) for f in check(later) if f.data["check"] not in known]
+    findings += check_epochs(look, orders)
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
-def check_steps(look: Look) -> Iterator[Finding]:
-    """Ranks without steps, ranks of different lengths, batches without samples."""
-    steps = look.steps_of_rank
-    data = {"check": "steps", "ranks": look.ranks, "steps": steps}
-    if not steps.any():
-        yield Finding(
-            "error",
-            f"No rank has a step: {len(look.plan.samples)} samples do not fill a batch of "
-            f"{look.plan.batch_size} on each of {look.plan.world_size} ranks.",
-            "Use a smaller batch_size, fewer ranks, or drop_last=False.",
-            data,
-        )
-    elif steps.min() != steps.max():
-        short, long = int(steps.argmin()), int(steps.argmax())
-        yield Finding(
-            "error",
-            f"Ranks have different numbers of steps: rank {look.ranks[short]} has {steps[short]}, "
-            f"rank {look.ranks[long]} has {steps[long]}; DDP waits for the shorter one for ever.",
-            "Pad or cut the order to a multiple of the ranks before it is dealt out.",
-            data,
-        )
-    if look.window is not None and look.window.size:
-        empty = look.inside & (look.window < 0).all(axis=2)
-        if empty.any():
-            row, column = np.argwhere(empty)[0]
-            last = int(look.steps_of_rank.max()) - 1
-            yield Finding(
-                "warning" if look.steps[row] == last else "error",
-                f"A batch has no samples: step {look.steps[row]} of rank {look.ranks[column]}.",
-                "No loader can read it: leave it out, so that no rank waits for another one.",
-                {"check": "empty batch", "step": look.steps[row], "rank": look.ranks[column]},
-            )
-
-
-def check_identical(look: Look) -> Iterator[Finding]:
-    """Ranks that get the same batches."""
-    if look.window is None or not look.window.size or len(look.ranks) < 2:
-        return
-    rows = np.ascontiguousarray(np.moveaxis(look.window, 1, 0)).reshape(len(look.ranks), -1)
-    groups: dict[bytes, list[int]] = {}
-    for rank, row in zip(look.ranks.tolist(), rows):
-        if (row >= 0).any():
-            groups.setdefault(row.tobytes(), []).append(rank)
-    same = max(groups.values(), key=len, default=[])
-    if len(same) < 2:
-        return
-    named = f"{', '.join(map(str, same[:8]))}{', ...' if len(same) > 8 else ''}"
-    data = {"check": "identical ranks", "ranks": same}
-    dealing = look.plan.source.dealing(look.epochs[0])
-    if dealing is not None and dealing.padded:
-        yield Finding(
-            "warning",
-            f"Ranks {named} get the same batches: there are fewer batches than ranks, and those at "
-            "the beginning come again to fill them.",
-            "Use fewer ranks, smaller batches, or more data.",
-            data,
-        )
-        return
-    yield Finding(
-        "error",
-        f"Ranks {named} get the same batches in every step{look.looked_at}: the work of "
-        f"{len(same)} ranks for one.",
-        "Build the sampler with num_replicas and rank of each rank, or use more data.",
-        data,
-    )
-
-
-def check_overlap(look: Look) -> Iterator[Finding]:
-    """Ranks that share samples in an epoch, where the sampler does not rule it out."""
-    if look.plan.source.dealing() is not None or len(look.ranks) < 2 or not look.complete:
-        return
-    overlap = look.plan.overlap(look.epochs[0], ranks=look.ranks.tolist())
-    a, b, part = overlap.most
-    identical = (overlap.matrix == overlap.matrix[0, 0]).all()
-    if part > SHARED and not (identical and part == 1) and share_before_the_last(look):
-        yield Finding(
-            "error",
-            f"Ranks {a} and {b} share {part:.0%} of the samples that they see in an epoch.",
-            "Give all ranks the same seed, and let each take its own part of one order.",
-            {"check": "overlapping ranks", "ranks": (a, b), "share": part, "overlap": overlap},
-        )
-
-
-def share_before_the_last(look: Look) -> bool:
-    """Whether ranks share samples of which none is in a last batch, as those of padding are."""
-    window = look.window
-    if window is None or look.steps_of_rank.min() < 2:
-        return True
-    last = look.steps[:, None] == look.steps_of_rank - 1
-    early = np.where((last | ~look.inside)[..., None], -1, window)
-    rows = [np.unique(early[:, column]) for column in range(len(look.ranks))]
-    samples = np.concatenate([row[row >= 0] for row in rows])
-    return bool(np.unique(samples).size < (1 - SHARED) * samples.size)
-
-
-def check_epochs(look: Look) -> Iterator[Finding]:
-    """Epochs that repeat the order of the first."""
-    if look.window is None or look.next_window is None or look.distinct < FEW_SAMPLES:
-        return
-    if look.window.shape != look.next_window.shape or (look.window != look.next_window).any():
-        return
-    if look.unshuffled:
-        yield Finding(
-            "info",
-            "Every epoch has the same order, that of the data set, because shuffle is off.",
-            "Set shuffle=True for a training; for an evaluation this is right.",
-            {"check": "no shuffle"},
-        )
-    else:
-        yield Finding(
-            "warning",
-            f"Epochs {look.epochs[0]} and {look.epochs[1]} have the same shuffled order on every "
-            "rank: set_epoch is missing, not called, or without effect.",
-            "Call sampler.set_epoch(epoch) before each epoch, and let the order depend on it.",
-            {"check": "equal epochs", "epochs": look.epochs},
-        )
+def in_epoch(finding: Finding, epoch: int) -> Finding:
+    sentence = f"In epoch {epoch}: {finding.sentence[0].lower()}{finding.sentence[1:]}"
+    return replace(finding, sentence=sentence, data={**finding.data, "epoch": epoch})
 
 
 def check_seed(look: Look) -> Iterator[Finding]:
@@ -348,7 +219,6 @@ CHECKS: tuple[Callable[[Look], Iterator[Finding]], ...] = (
     check_steps,
     check_identical,
     check_overlap,
-    check_epochs,
     check_seed,
     check_reproducible,
     check_shares,
@@ -356,3 +226,5 @@ CHECKS: tuple[Callable[[Look], Iterator[Finding]], ...] = (
     check_coverage,
     check_drawn,
 )
+# what is looked at in later epochs, too
+EPOCH_CHECKS = (check_steps, check_identical, check_overlap, check_shares)

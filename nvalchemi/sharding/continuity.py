@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nvalchemi.data.datapipes.order import Indices
 from nvalchemi.sharding.record import Session
@@ -77,11 +78,12 @@ def breaks_of_rank(
     return sentences
 
 
-def skips_session(numbers: Indices, sessions: dict[int, Session]) -> Indices:
+def skips_session(numbers: Indices, sessions: dict[int, Session]) -> NDArray[np.bool_]:
     """Whether between each two of the session numbers lies one that is not in `sessions`."""
     skipped = np.setdiff1d(np.arange(max(sessions) + 1), list(sessions))
     before = np.searchsorted(skipped, numbers)
-    return np.diff(before) > 0
+    filled: NDArray[np.bool_] = np.diff(before) > 0
+    return filled
 
 
 def count(steps: int) -> str:

@@ -27,15 +27,19 @@ class Look:
     ranks, steps : int64 arrays
         Looked at.
     window : int64 array (S, R, B) or None
-        Their samples in the first epoch; None where the order would take long to draw.
+        Their samples in `epoch`, by default the first; None where the order would take long to
+        draw.
     complete : bool
         Whether the window is the whole epoch of the ranks looked at.
     """
 
-    def __init__(self, plan: "ShardPlan", max_imbalance: float, seed: int) -> None:
+    def __init__(
+        self, plan: "ShardPlan", max_imbalance: float, seed: int, epoch: int | None = None
+    ) -> None:
         self.plan, self.max_imbalance, self.seed = plan, max_imbalance, seed
         source = plan.source
         epochs = [int(e) for e in getattr(source, "epochs", [0, 1])[:2]] or [0]
+        epochs = epochs if epoch is None else [epoch]
         self.epochs = epochs
         self.drawn = source.cheap or source.dealing() is None
         affordable = plan.world_size
@@ -53,13 +57,6 @@ class Look:
     def window(self) -> Indices | None:
         return self._window(self.epochs[0]) if self.drawn else None
 
-    @cached_property
-    def next_window(self) -> Indices | None:
-        """The same steps in the next epoch."""
-        if not self.drawn or len(self.epochs) < 2:
-            return None
-        return self._window(self.epochs[1])
-
     def _window(self, epoch: int) -> Indices:
         if not self.steps.size:
             return np.empty((0, len(self.ranks), self.plan.batch_size), dtype=np.int64)
@@ -69,6 +66,38 @@ class Look:
     def distinct(self) -> int:
         """Different samples in the window."""
         return 0 if self.window is None else np.unique(self.window[self.window >= 0]).size
+
+    @cached_property
+    def orders(self) -> list[int | None]:
+        """A number for the order of each rank, equal for equal orders; None for no samples."""
+        if self.window is None:
+            return [None] * len(self.ranks)
+        rows = [row[row >= 0] for row in np.moveaxis(self.window, 1, 0)]
+        return [hash(self.steps.tobytes() + row.tobytes()) if row.size else None for row in rows]
+
+    def variety(self, column: int | None = None) -> int:
+        """Samples, or batches where these keep together, that may come in another order."""
+        if self.window is None:
+            return 0
+        window = self.window if column is None else self.window[:, column : column + 1]
+        dealing = self.plan.source.dealing()
+        if dealing is not None and not dealing.even:
+            return len(np.unique(window.reshape(-1, window.shape[-1]), axis=0))
+        return np.unique(window[window >= 0]).size
+
+    @cached_property
+    def padding(self) -> int:
+        """Draws that come again as the padding of an unknown sampler would have them; else 0."""
+        if self.window is None or not self.complete or self.plan.source.dealing() is not None:
+            return 0
+        plan, draws = self.plan, int((self.window >= 0).sum())
+        again, ranks = draws - self.distinct, plan.world_size
+        if len(self.ranks) < ranks:
+            return again if again < ranks else 0
+        number = len(plan.samples)
+        # to a multiple of the ranks, or to whole batches on all of them, after every sample
+        padded = {-(-number // unit) * unit for unit in (ranks, plan.global_batch)}
+        return again if self.distinct == number and draws in padded else 0
 
     @cached_property
     def unshuffled(self) -> bool:

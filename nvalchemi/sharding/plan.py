@@ -9,12 +9,13 @@ from torch.utils.data import DistributedSampler
 from nvalchemi.data.datapipes.locality import LocalityPrice, measured_price
 from nvalchemi.data.datapipes.order import Indices
 from nvalchemi.data.datapipes.weights import check_integer
-from nvalchemi.sharding.check import Finding, check_plan
+from nvalchemi.sharding.check import check_plan
 from nvalchemi.sharding.choose import default_sampler, source_of_class, source_of_instances
 from nvalchemi.sharding.compare import Comparison, RecordedSource, compare_record
 from nvalchemi.sharding.composition import Composition, measure_composition
 from nvalchemi.sharding.coverage import Coverage, measure_coverage
 from nvalchemi.sharding.diff import Diff, compare_plans
+from nvalchemi.sharding.finding import Finding
 from nvalchemi.sharding.fingerprint import hash_order
 from nvalchemi.sharding.load import Load, measure_load
 from nvalchemi.sharding.loaders import epochs_of, find_hook, source_of_loader
