@@ -6,12 +6,16 @@ it was killed, and a block that was cut off is left out.
 """
 
 import os
+import time
+import warnings
 import zlib
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import torch.distributed as dist
 
 from nvalchemi.data.datapipes.order import Indices
 from nvalchemi.data.datapipes.weights import check_integer
@@ -21,6 +25,7 @@ from nvalchemi.training.stages import TrainingStage
 MAGIC = 0x4E56_5245_4331  # "NVREC1"
 # magic, world size, rank, session, batches, indices, bytes of an index, checksum of what follows
 HEADER = 8
+OPENED: Counter[Path] = Counter()  # how often this process has begun a session in a folder
 
 
 class ShardRecorder:
@@ -74,29 +79,31 @@ class ShardRecorder:
         if self._file is None:
             manager = getattr(ctx.workflow, "distributed_manager", None)
             self._open(get_world_size(manager), int(ctx.global_rank))
+        indices = np.asarray(metadata["index"].cpu(), dtype=np.int64)
+        if indices.min(initial=0) < 0:
+            raise ValueError(
+                'batch.metadata["index"] must be >= 0 to be recorded, the numbers of the samples '
+                f"in the data set, got {indices.min()}"
+            )
         # the counters have been raised by this batch
         self._where.append((ctx.epoch, ctx.epoch_step_count - 1))
-        self._indices.append(np.asarray(metadata["index"].cpu(), dtype=np.int64))
+        self._indices.append(indices)
         if len(self._where) >= self.flush_every:
             self.flush()
 
     def _open(self, world_size: int, rank: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"rank{rank:05d}.record"
-        end, session = 0, 0
-        if path.exists() and path.stat().st_size:
-            blocks, end = read_blocks(path)
-            if not end and not path.read_bytes().startswith(MAGIC.to_bytes(8, "little")):
-                raise ValueError(
-                    f"{path} must be a record of ShardRecorder to be gone on with, and it is none; "
-                    "choose another folder"
-                )
-            session = 1 + max((block.session for block in blocks), default=-1)
+        path = path_of(self.folder, rank)
+        blocks, end, _ = read_blocks(path) if path.exists() else ([], 0, 0)
+        session = agreed_session(self.folder)
+        if session is None:
+            own = 1 + max((block.session for block in blocks), default=-1)
+            session = max(own, session_of_others(self.folder, world_size, rank))
         self._file = open(path, "r+b" if end else "wb", buffering=0)
         self._file.truncate(end)  # a block that was cut off would hide those after it
         self._file.seek(end)
         self._place = (world_size, rank, session)
-        # the session is known from its first step on, so that ranks can not count differently
+        # the session is known from its first step on, for the other ranks to see
         self._write(np.empty((0, 2), dtype="<i8"), [])
 
     def flush(self) -> None:
@@ -136,26 +143,93 @@ class Block:
     indices: Indices
 
 
-def read_blocks(path: Path) -> tuple[list[Block], int]:
-    """Whole blocks of a file, and where the last one ends."""
+def path_of(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank:05d}.record"
+
+
+def agreed_session(folder: Path) -> int | None:
+    """Number that ranks of a run agree on, higher than those of the runs before; None for one rank.
+
+    The first that comes says the time, by the store of the group: none waits for the others, of
+    which not all need to record, and no file of an earlier run has to be there.
+    """
+    folder = folder.absolute()
+    OPENED[folder] += 1
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
+        return None
+    store = dist.distributed_c10d._get_default_store()
+    key = f"nvalchemi/record/{OPENED[folder]}/{folder}"
+    return int(store.compare_set(key, "", str(time.time_ns())))
+
+
+def session_of_others(folder: Path, world_size: int, rank: int) -> int:
+    """Number of this session by the file of another rank, where ranks can not be asked.
+
+    A rank has missed those on fewer ranks, and those in a file that was lost. Rank 0 has part in
+    every session; it looks at another file only if its own is not there.
+    """
+    path = path_of(folder, 0)
+    if rank == 0 and not path.exists():
+        path = next(iter(sorted(folder.glob("rank*.record"))), path)
+    elif rank == 0:
+        return 0
+    blocks = read_blocks(path)[0] if path.exists() else []
+    if not blocks:
+        return 0
+    # rank 0 has begun this session already, or will
+    begun = rank > 0 and blocks[-1].world_size == world_size
+    return blocks[-1].session + (0 if begun else 1)
+
+
+def read_blocks(path: Path) -> tuple[list[Block], int, int]:
+    """Whole blocks of a file, where the last one ends, and bytes before it that are damaged.
+
+    Raises
+    ------
+    ValueError
+        If it is no record, or one of another rank.
+    """
     data = path.read_bytes()
+    start_of_any = MAGIC.to_bytes(8, "little")
+    if not start_of_any.startswith(data[:8]) and start_of_any not in data:
+        raise ValueError(
+            f"{path} must be a record of ShardRecorder to be read or gone on with, and it is none; "
+            "remove it or choose another folder"
+        )
     blocks: list[Block] = []
-    position = 0
-    while position + 8 * HEADER <= len(data):
-        header = np.frombuffer(data, "<i8", HEADER, position).tolist()
-        magic, world_size, rank, session, batches, number, width, checksum = header
-        if magic != MAGIC or width not in (1, 2, 4, 8) or min(batches, number) < 0:
-            break
-        start = position + 8 * HEADER
-        end = start + 24 * batches + width * number
-        if end > len(data) or zlib.crc32(data[start:end]) != checksum:
-            break
-        where = np.frombuffer(data, "<i8", 2 * batches, start).reshape(-1, 2)
-        sizes = np.frombuffer(data, "<i8", batches, start + 16 * batches)
-        indices = np.frombuffer(data, f"<u{width}", number, start + 24 * batches)
-        blocks.append(Block(world_size, rank, session, where, sizes, indices.astype(np.int64)))
-        position = end
-    return blocks, position
+    position = end = damaged = 0
+    while position >= 0:
+        block, after = read_block(data, position)
+        if block is None:  # goes on behind what is damaged
+            position = data.find(start_of_any, position + 1)
+            continue
+        if path.name != path_of(path.parent, block.rank).name:
+            raise ValueError(
+                f"{path} must be of the rank in its name, and it is a record of rank {block.rank}; "
+                "put back the file that was there, or remove this one"
+            )
+        damaged += position - end
+        blocks.append(block)
+        position = end = after
+    return blocks, end, damaged
+
+
+def read_block(data: bytes, position: int) -> tuple[Block | None, int]:
+    """The block at a position and where it ends; None if there is no whole one."""
+    start = position + 8 * HEADER
+    if start > len(data):
+        return None, position
+    header = np.frombuffer(data, "<i8", HEADER, position).tolist()
+    magic, world_size, rank, session, batches, number, width, checksum = header
+    if magic != MAGIC or width not in (1, 2, 4, 8) or min(batches, number) < 0:
+        return None, position
+    end = start + 24 * batches + width * number
+    if end > len(data) or zlib.crc32(data[start:end]) != checksum:
+        return None, position
+    where = np.frombuffer(data, "<i8", 2 * batches, start).reshape(-1, 2)
+    sizes = np.frombuffer(data, "<i8", batches, start + 16 * batches)
+    indices = np.frombuffer(data, f"<u{width}", number, start + 24 * batches)
+    return Block(world_size, rank, session, where, sizes, indices.astype(np.int64)), end
 
 
 @dataclass(frozen=True)
@@ -222,6 +296,13 @@ def load_record(folder: str | os.PathLike[str]) -> Record:
     ------
     FileNotFoundError
         If the folder has no records.
+    ValueError
+        If a file is no record, or one of another rank than its name says, or nothing was written.
+
+    Warns
+    -----
+    UserWarning
+        If a part in the middle of a file is damaged; the batches in it are missing then.
     """
     folder = Path(folder)
     paths = sorted(folder.glob("rank*.record"))
@@ -231,16 +312,18 @@ def load_record(folder: str | os.PathLike[str]) -> Record:
             "rank*.record"
         )
     found: dict[tuple[int, int], dict[int, list[Block]]] = {}
-    for path in paths:  # that of rank 0 first, which has part in every session
-        keys: dict[int, tuple[int, int]] = {}
-        for block in read_blocks(path)[0]:
-            if block.session not in keys:
-                same_size = [key for key in keys.values() if key[0] == block.world_size]
-                keys[block.session] = (block.world_size, len(same_size))
-            found.setdefault(keys[block.session], {}).setdefault(block.rank, []).append(block)
+    for path in paths:
+        blocks, _, damaged = read_blocks(path)
+        if damaged:
+            warnings.warn(f"{damaged} bytes of {path} are damaged and left out", stacklevel=2)
+        for block in blocks:
+            key = (block.session, block.world_size)
+            found.setdefault(key, {}).setdefault(block.rank, []).append(block)
+    if not found:
+        raise ValueError(f"no record in {folder}: its files rank*.record have no whole block yet")
     sessions = [
         Session(size, [join_blocks(parts.get(rank, [])) for rank in range(size)])
-        for (size, _), parts in found.items()
+        for (_, size), parts in sorted(found.items())
     ]
     return Record(folder, sessions)
 

@@ -103,6 +103,16 @@ def test_two_real_ranks_do_what_was_planned(tmp_path, several):
     sessions = load_record(tmp_path).sessions
     assert [len(session.ranks[1]) for session in sessions] == [steps[1], steps[1] // 2]
     assert plan.compare(load_record(tmp_path)).parting.session == 1
+    # nor is it taken for an earlier one where a file was lost
+    (tmp_path / "rank00001.record").unlink()
+    launch(train, tmp_path, data, {"seed": 3}, epochs=1, nprocs=2, timeout=120)
+    sessions = load_record(tmp_path).sessions
+    assert [len(session.ranks[0]) for session in sessions] == [
+        steps[0],
+        steps[0] // 2,
+        steps[0] // 2,
+    ]
+    assert [len(session.ranks[1]) for session in sessions] == [0, 0, steps[1] // 2]
 
 
 def test_records_take_few_bytes(tmp_path):
@@ -162,8 +172,11 @@ def test_a_tail_that_was_cut_off_is_left_out_and_written_over(tmp_path):
     lengths = []
     for end in range(len(whole) + 1):
         path.write_bytes(whole[:end])
-        sessions = load_record(tmp_path).sessions
-        lengths.append(len(sessions[0].ranks[0]) if sessions else 0)
+        if end < 64:
+            with pytest.raises(ValueError, match="no whole block yet"):
+                load_record(tmp_path)
+        else:
+            lengths.append(len(load_record(tmp_path).sessions[0].ranks[0]))
     assert sorted(set(lengths)) == [0, 3, 6, 9, 10] and lengths == sorted(lengths)
     for damaged in (whole[:-5], whole[:-5] + b"\0" * 5):
         path.write_bytes(damaged)
