@@ -22,8 +22,8 @@ from nvalchemi.data.datapipes.weights import check_integer
 from nvalchemi.distributed.collectives import get_world_size
 from nvalchemi.training.stages import TrainingStage
 
-MAGIC = 0x4E56_5245_4331  # "NVREC1"
-# magic, world size, rank, session, batches, indices, bytes of an index, checksum of what follows
+MAGIC = 0x4E56_5245_4332  # "NVREC2"
+# magic, world size, rank, session, batches, indices, bytes of an index, checksum of all others
 HEADER = 8
 OPENED: Counter[Path] = Counter()  # how often this process has begun a session in a folder
 
@@ -120,8 +120,10 @@ class ShardRecorder:
         narrow = indices.astype(np.min_scalar_type(int(indices.max(initial=0))))
         sizes = np.array([part.size for part in parts], dtype="<i8")
         body = where.tobytes() + sizes.tobytes() + narrow.tobytes()
-        header = [MAGIC, *self._place, len(sizes), indices.size, narrow.itemsize, zlib.crc32(body)]
-        self._file.write(np.array(header, dtype="<i8").tobytes() + body)
+        header = [MAGIC, *self._place, len(sizes), indices.size, narrow.itemsize]
+        head = np.array(header, dtype="<i8").tobytes()
+        checksum = zlib.crc32(body, zlib.crc32(head))
+        self._file.write(head + checksum.to_bytes(8, "little") + body)
 
     def close(self) -> None:
         """Write the rest and close the file; a further run opens it anew."""
@@ -224,7 +226,8 @@ def read_block(data: bytes, position: int) -> tuple[Block | None, int]:
     if magic != MAGIC or width not in (1, 2, 4, 8) or min(batches, number) < 0:
         return None, position
     end = start + 24 * batches + width * number
-    if end > len(data) or zlib.crc32(data[start:end]) != checksum:
+    head = zlib.crc32(data[position : start - 8])
+    if end > len(data) or zlib.crc32(data[start:end], head) != checksum:
         return None, position
     where = np.frombuffer(data, "<i8", 2 * batches, start).reshape(-1, 2)
     sizes = np.frombuffer(data, "<i8", batches, start + 16 * batches)

@@ -54,14 +54,15 @@ def test_a_copy_of_another_rank_is_refused(tmp_path):
         feed(ShardRecorder(tmp_path), plan, rank=1)
 
 
-def test_what_follows_a_damaged_block_is_kept(tmp_path):
+@pytest.mark.parametrize("place", [64, 72, 80, 90, 120, 200])
+def test_what_follows_a_damaged_block_is_kept(tmp_path, place):
     plan = ShardPlan(64, world_size=1, batch_size=4, epochs=2)
     recorder = ShardRecorder(tmp_path, flush_every=4)
     feed(recorder, plan)
     recorder.close()
     path = tmp_path / "rank00000.record"
     data = bytearray(path.read_bytes())
-    data[200] ^= 1  # in the first block with batches
+    data[place] ^= 1  # in the first block with batches, in its header or behind
     path.write_bytes(data)
     recorder = ShardRecorder(tmp_path)
     feed(recorder, plan, [1])
