@@ -151,8 +151,7 @@ class MultiDatasetBatchSampler(ShardedSampler[list[int]]):
         check_policy(epoch_policy)
         self.epoch_policy = epoch_policy
         self.replacement, self.shuffle = replacement, shuffle
-        if num_batches is not None:
-            num_batches = check_integer("num_batches", num_batches, 1)
+        given = None if num_batches is None else check_integer("num_batches", num_batches, 1)
         self._drawing = choose_drawing(
             self.lengths,
             shuffle=shuffle,
@@ -168,7 +167,7 @@ class MultiDatasetBatchSampler(ShardedSampler[list[int]]):
             self.lengths,
             self.batch_size,
             resolve_rank(num_replicas, rank, distributed_manager)[0],
-            num_batches,
+            given,
             epoch_policy,
             replacement,
         )
@@ -184,10 +183,13 @@ class MultiDatasetBatchSampler(ShardedSampler[list[int]]):
         )
         self.num_batches = self.num_units
         self._whole = positions % self.batch_size == 0
-        if replacement is False and num_batches is None and epoch_policy == "dataset_size":
-            for composition in self._stages.values():
-                draws = composition.allocation.counts(self._positions)
-                warn_of_left_over(self.lengths, draws, composition)
+        if replacement is False and given is None and epoch_policy == "dataset_size":
+            self._warn_of_left_over()
+
+    def _warn_of_left_over(self) -> None:
+        for composition in self._stages.values():
+            draws = composition.allocation.counts(self._positions)
+            warn_of_left_over(self.lengths, draws, composition)
 
     @property
     def samples_per_dataset(self) -> list[int] | list[float]:
