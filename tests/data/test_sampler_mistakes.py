@@ -116,3 +116,15 @@ def test_the_smallest_epoch_that_reaches_a_data_set_is_right():
     assert BATCHES(data, num_batches=smallest, **options).draws_per_dataset[1] == 1
     with pytest.raises(ValueError, match="data set 1"):
         BATCHES(data, num_batches=smallest - 1, **options)
+
+
+def test_the_warning_of_samples_left_over_points_at_the_line_that_makes_the_sampler():
+    class Two:
+        datasets = (range(10), range(7))
+
+        def __len__(self):
+            return 17
+
+    with pytest.warns(UserWarning, match="uses 12 of 17 samples") as caught:
+        MultiDatasetBatchSampler(Two(), batch_size=4, samples_per_dataset=[2, 2], replacement=False)
+    assert caught[0].filename == __file__

@@ -319,5 +319,5 @@ def warn_of_left_over(lengths: list[int], draws: list[int], composition: Composi
             f"replacement=False uses {sum(draws)} of {sum(wanted)} samples an epoch and leaves "
             f"{left} of the data sets; epoch_policy='max_size' with replacement unset sees all",
             UserWarning,
-            stacklevel=3,
+            stacklevel=4,  # the line that makes the sampler
         )
