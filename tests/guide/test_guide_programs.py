@@ -89,7 +89,7 @@ def epochs_of(report: dict) -> dict[int, list[list[int]]]:
     return by_epoch
 
 
-def check(name: str, reports: list[dict], world_size: int) -> None:
+def assert_promises(name: str, reports: list[dict], world_size: int) -> None:
     """What the guide promises of every program, and of this one."""
     assert [report["rank"] for report in reports] == list(range(world_size))
     assert all(report["world_size"] == world_size for report in reports)
@@ -114,7 +114,7 @@ def check(name: str, reports: list[dict], world_size: int) -> None:
         assert passes[0][0] != passes[1][0]
 
 
-def sampler_is_back(reports: list[dict], name: str) -> None:
+def assert_sampler_is_back(reports: list[dict], name: str) -> None:
     plain = "SequentialSampler" if name == "several_datasets" else "RandomSampler"
     assert all(report["sampler_after"] == plain for report in reports)
 
@@ -122,8 +122,8 @@ def sampler_is_back(reports: list[dict], name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_program_runs_as_plain_python(name: str, stores: Path, tmp_path: Path):
     reports = run([sys.executable, str(PROGRAMS / f"{name}.py")], stores, tmp_path / "out")
-    check(name, reports, world_size=1)
-    sampler_is_back(reports, name)
+    assert_promises(name, reports, world_size=1)
+    assert_sampler_is_back(reports, name)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -131,14 +131,14 @@ def test_program_runs_under_torchrun(name: str, stores: Path, tmp_path: Path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*torchrun, "--nproc_per_node=2", str(PROGRAMS / f"{name}.py")]
     reports = run(command, stores, tmp_path / "out")
-    check(name, reports, world_size=2)
-    sampler_is_back(reports, name)
+    assert_promises(name, reports, world_size=2)
+    assert_sampler_is_back(reports, name)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_program_runs_from_a_cell(name: str, from_cells: dict[str, list[dict]]):
-    check(name, from_cells[name], world_size=2)
-    sampler_is_back(from_cells[name], name)
+    assert_promises(name, from_cells[name], world_size=2)
+    assert_sampler_is_back(from_cells[name], name)
 
 
 @pytest.mark.parametrize("arguments", [["--backend", "auto"], ["--backend", "gloo"]])

@@ -43,7 +43,7 @@ def edge_by_edge(batch: Batch, weights: torch.Tensor, features: torch.Tensor) ->
     return terms.new_zeros(batch.num_nodes, *terms.shape[1:]).index_add(0, centre, terms)
 
 
-def check_sums(batch: Batch, pairs: PairSums) -> None:
+def assert_same_sums(batch: Batch, pairs: PairSums) -> None:
     weights = torch.randn(batch.num_edges, 2, dtype=torch.float64)
     features = torch.randn(batch.num_nodes, 5, dtype=torch.float64)
     sums = pairs.sum(pairs.matrices(weights), features)
@@ -63,7 +63,7 @@ def test_equals_the_sum_over_edges(case, shuffled):
         batch = batch.with_fields("edge", edges)
     pairs = PairSums(batch)
     assert pairs._blocks == blocks
-    check_sums(batch, pairs)
+    assert_same_sums(batch, pairs)
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.floats(2.0, 20.0)), min_size=1, max_size=8))
@@ -78,4 +78,4 @@ def test_equals_the_sum_over_edges_in_any_mixture(sizes: list[tuple[int, float]]
         for size, edge in sizes
     ]
     batch = add_neighbor_list(Batch.from_data_list(data), 3.0)
-    check_sums(batch, PairSums(batch))
+    assert_same_sums(batch, PairSums(batch))
