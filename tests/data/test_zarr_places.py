@@ -84,14 +84,20 @@ def test_of_several_writers_of_one_store_one_makes_it_and_the_others_say_why_not
 
 def test_a_writer_that_comes_while_another_builds_is_told(tmp_path):
     pytest.importorskip("fcntl")
-    with replaced_by_rename(tmp_path / "s.zarr"):
+    with replaced_by_rename(tmp_path / "s.zarr", replaces=False):
         with pytest.raises(RuntimeError, match=r"another writer is making .*s.zarr .*: wait"):
             AtomicDataZarrWriter(tmp_path / "s.zarr").write([chain(2)])
     with pytest.raises(FileExistsError, match="has appeared while it was being written"):
-        with replaced_by_rename(tmp_path / "t.zarr") as beside:
+        with replaced_by_rename(tmp_path / "t.zarr", replaces=False) as beside:
             (beside / "new").touch()
             (tmp_path / "t.zarr").mkdir()
             (tmp_path / "t.zarr" / "old").touch()
+    # a writer that looked before another had finished, and builds after it
+    AtomicDataZarrWriter(tmp_path / "u.zarr").write([chain(2, 1.0)])
+    with pytest.raises(FileExistsError, match="has appeared while it was being written"):
+        with replaced_by_rename(tmp_path / "u.zarr", replaces=False) as beside:
+            (beside / "new").touch()
+    assert AtomicDataZarrReader(tmp_path / "u.zarr").read_batch([0]).energy.item() == 1.0
 
 
 def test_a_lock_on_a_folder_that_was_replaced_meanwhile_is_no_lock(tmp_path, monkeypatch):

@@ -14,20 +14,19 @@ _RENAME_EXCHANGE = 2  # linux/fs.h
 
 
 @contextmanager
-def replaced_by_rename(path: Path) -> Iterator[Path]:
+def replaced_by_rename(path: Path, *, replaces: bool) -> Iterator[Path]:
     """Give a folder beside `path` to build in; it takes that place when the block is left well.
 
-    What was at `path` is removed. If the block raises, the folder is removed and `path` is as it
-    was; a killed process leaves the folder, and the next writer removes it.
+    Where it `replaces`, what was at `path` is removed. If the block raises, the folder is removed
+    and `path` is as it was; a killed process leaves the folder, and the next writer removes it.
 
     Raises
     ------
     FileExistsError
-        If something has appeared at `path` meanwhile.
+        If it does not replace, and something has appeared at `path`.
     RuntimeError
         If another writer is building there.
     """
-    replaces = path.exists() and any(path.iterdir())
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.partial")
     with _own_folder(beside, path):

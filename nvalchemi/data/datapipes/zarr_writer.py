@@ -100,7 +100,7 @@ class AtomicDataZarrWriter:
         if path is None:
             build_store(self.store, payload, self.config)
             return
-        with replaced_by_rename(path) as beside:
+        with replaced_by_rename(path, replaces=False) as beside:
             build_store(beside, payload, self.config)
 
     def append(self, data: Structures) -> None:
@@ -246,7 +246,7 @@ class AtomicDataZarrWriter:
                 blocks = list(kept_blocks(index, rows_per_block=None))
                 build_store(self.store, blocks[0], chosen, index.attributes, mode="w")
                 return
-            with replaced_by_rename(path) as beside:
+            with replaced_by_rename(path, replaces=True) as beside:
                 self._copy(index, beside, chosen)
 
     @staticmethod
