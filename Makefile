@@ -8,7 +8,7 @@ STAMP := .venv/installed-at
 RUN := PATH="$(CURDIR)/$(VENV):$$PATH" OMP_NUM_THREADS=1
 SHELL := bash
 .DELETE_ON_ERROR:
-.PHONY: help demo test lab lint bench binder-check clean-notebooks clean FORCE
+.PHONY: help demo test chaos lab lint bench binder-check clean-notebooks clean FORCE
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -18,6 +18,9 @@ demo: $(STAMP) ## train on two ranks from the quickstart notebook and print what
 
 test: $(STAMP) ## run all tests and execute all notebooks (their trainings shortened)
 	@$(RUN) NVALCHEMI_FAST=1 python -m pytest --nbmake --nbmake-timeout=600 tests $(wildcard notebooks)
+
+chaos: $(STAMP) ## the fault trials of launch() in full (NVALCHEMI_TRIALS=100 each) and their table
+	@$(RUN) NVALCHEMI_TRIALS=$${NVALCHEMI_TRIALS:-100} python -m pytest -s tests/chaos
 
 lab: $(STAMP) ## open JupyterLab on notebooks/ (LAB="--no-browser --port 8889" passes options on)
 	@$(RUN) python -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB) \

@@ -1,0 +1,44 @@
+"""The fault trials: short in ``make test``, in full by ``make chaos`` with a table at the end."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trials
+from faults import prepared
+from kernels import Kernel
+from traces import end
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class Kernels:
+    """The kernel of a module's trials; after a failure the next trial gets a new one."""
+
+    def __init__(self) -> None:
+        self._kernel: Kernel | None = None
+
+    def get(self) -> Kernel:
+        if self._kernel is None:
+            self._kernel = prepared(Kernel(PYTHONPATH=str(REPOSITORY)))
+        return self._kernel
+
+    def discard(self) -> list[int]:
+        """End the kernel; return which processes outlived it."""
+        kernel, self._kernel = self._kernel, None
+        return kernel.close() if kernel is not None else []
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Iterator[Kernels]:
+    kernels = Kernels()
+    yield kernels
+    left = kernels.discard()
+    end(left)
+    assert left == [], "processes outlived their kernel"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if trials.is_full():
+        terminalreporter.write_line(trials.table(trials.load()))
+        terminalreporter.write_line(f"in full: {trials.RESULTS}")
