@@ -7,6 +7,7 @@ is a ValueError that names the variable.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,6 +16,12 @@ METHOD_VARIABLE = "PHYSICSNEMO_DISTRIBUTED_INITIALIZATION_METHOD"
 
 BACKEND_VARIABLE = "NVALCHEMI_DISTRIBUTED_BACKEND"
 """gloo or nccl: the backend that DistributedManager.initialize() and init_distributed() take."""
+
+DEVICE_VARIABLE = "NVALCHEMI_DISTRIBUTED_DEVICE"
+"""cpu or cuda:N, of the GPUs that the process sees: the device that DistributedManager takes.
+
+Without it the device is cuda:LOCAL_RANK with nccl and the CPU with gloo.
+"""
 
 BACKENDS = ("gloo", "nccl")
 _DEFAULT_PORT = 12355  # PhysicsNeMo's, so that ranks started by either meet
@@ -54,11 +61,28 @@ def read_place(variables: Mapping[str, str] = os.environ) -> Place | None:
 
 
 def read_backend(variables: Mapping[str, str] = os.environ) -> str | None:
-    """Return the backend asked for by NVALCHEMI_DISTRIBUTED_BACKEND, or None."""
+    """Return the backend asked for by NVALCHEMI_DISTRIBUTED_BACKEND, or None.
+
+    NVALCHEMI_DISTRIBUTED_DEVICE=cpu asks for gloo.
+    """
     backend = variables.get(BACKEND_VARIABLE) or None
     if backend is not None and backend not in BACKENDS:
         raise ValueError(f"{BACKEND_VARIABLE} must be gloo or nccl: {backend!r}")
+    if read_device(variables) == "cpu":
+        if backend == "nccl":
+            raise ValueError(
+                f"{BACKEND_VARIABLE}=nccl needs a GPU: {DEVICE_VARIABLE}=cpu; unset one of them"
+            )
+        return "gloo"
     return backend
+
+
+def read_device(variables: Mapping[str, str] = os.environ) -> str | None:
+    """Return the device asked for by NVALCHEMI_DISTRIBUTED_DEVICE, or None."""
+    device = variables.get(DEVICE_VARIABLE) or None
+    if device is not None and not re.fullmatch(r"cpu|cuda:[0-9]+", device):
+        raise ValueError(f"{DEVICE_VARIABLE} must be cpu or cuda:N with a number: {device!r}")
+    return device
 
 
 def _launcher(variables: Mapping[str, str]) -> str | None:

@@ -20,7 +20,14 @@ from physicsnemo.distributed.manager import (
 )
 
 from nvalchemi.distributed.collectives import settle
-from nvalchemi.distributed.environment import METHOD_VARIABLE, Place, read_backend, read_place
+from nvalchemi.distributed.environment import (
+    DEVICE_VARIABLE,
+    METHOD_VARIABLE,
+    Place,
+    read_backend,
+    read_device,
+    read_place,
+)
 from nvalchemi.distributed.rendezvous import init_process_group
 
 _ADOPTED = "existing group"  # whoever made it also destroys it
@@ -48,13 +55,16 @@ class DistributedManager(_PhysicsNeMoManager):
         variables decide: torchrun's (``RANK``, ``WORLD_SIZE``), SLURM's, OpenMPI's, in this order
         or as ``PHYSICSNEMO_DISTRIBUTED_INITIALIZATION_METHOD`` says. Without any, this is a
         single process and no process group is made. The backend is nccl where there are CUDA
-        devices and gloo elsewhere; ``NVALCHEMI_DISTRIBUTED_BACKEND`` chooses another. numpy's
-        global random state is seeded with the rank, as PhysicsNeMo's manager does.
+        devices and gloo elsewhere; ``NVALCHEMI_DISTRIBUTED_BACKEND`` chooses another. The device
+        is ``cuda:LOCAL_RANK`` with nccl and the CPU with gloo; ``NVALCHEMI_DISTRIBUTED_DEVICE``
+        (cpu, cuda:0) chooses another. numpy's global random state is seeded with the rank, as
+        PhysicsNeMo's manager does.
 
         Raises
         ------
         ValueError
-            If the launcher's variables contradict each other. Nothing has been started then.
+            If the launcher's variables contradict each other, or name a GPU that is not there.
+            Nothing has been started then.
         """
         # issue 1936: a second call warns there
         if DistributedManager.is_initialized():
@@ -66,7 +76,10 @@ class DistributedManager(_PhysicsNeMoManager):
             # issue 1936: a single process warns there
             place = read_place()
             if place is None:
-                _publish(0, 1, 0, _local_device(0, _backend()), distributed=False, method="None")
+                device = _local_device(0, _backend())
+                if device.index:  # a GPU that was asked for; 0 is torch's current one already
+                    torch.cuda.set_device(device)
+                _publish(0, 1, 0, device, distributed=False, method="None")
             else:
                 _start(place, _backend())
         np.random.seed(DistributedManager().rank)  # noqa: NPY002
@@ -142,8 +155,8 @@ def _start(place: Place, backend: str) -> None:
         init_method=place.init_method,
         rank=place.rank,
         world_size=place.world_size,
-        # issue 1936: a CPU device is passed there, which torch refuses
-        device_id=device if device.type == "cuda" else None,
+        # issue 1936: a CPU device is passed there, which torch refuses; gloo has no use for one
+        device_id=device if device.type == "cuda" and "nccl" in backend else None,
     )
     # issue 1936: the state is published there before the group exists, and stays when it fails
     _publish(place.rank, place.world_size, local_rank, device, True, place.method)
@@ -159,6 +172,15 @@ def _adopt_group() -> None:
 
 def _local_device(local_rank: int, backend: str) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    asked = read_device()
+    if asked is not None:
+        device = torch.device(asked)
+        if device.type == "cuda" and (device.index or 0) >= count:
+            raise ValueError(
+                f"{DEVICE_VARIABLE}={asked} must be a GPU that this process sees: there are "
+                f"{count}; name another, or unset it"
+            )
+        return device
     if "nccl" not in backend or count == 0:
         return torch.device("cpu")
     # a launcher that shows each rank one device only (SLURM's gpu binding) calls all of them 0

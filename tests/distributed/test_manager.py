@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from nvalchemi.distributed.environment import read_backend, read_place
+from nvalchemi.distributed.environment import read_backend, read_device, read_place
 
 # a DDP training whose model is alive when the interpreter ends: with torch 2.13 the plain exit
 # aborts one run in four
@@ -40,7 +40,8 @@ for _ in range(3):
 parts = [torch.empty(1, 4) for _ in range(2)]
 dist.all_gather(parts, model.module.weight.detach())
 assert torch.equal(*parts)
-print(f"method {manager._initialization_method} rank {manager.rank} trained", flush=True)
+said = f"method {manager._initialization_method} rank {manager.rank} trained\\n"
+print(said, end="", flush=True)  # in one piece, also where output is not buffered
 """
 
 
@@ -51,7 +52,8 @@ def _free_port() -> int:
 
 
 def _environment(**variables: str) -> dict[str, str]:
-    launchers = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "SLURM_", "OMPI_", "PHYSICSNEMO_")
+    ours = ("PHYSICSNEMO_", "NVALCHEMI_")
+    launchers = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "SLURM_", "OMPI_", *ours)
     clean = {k: v for k, v in os.environ.items() if not k.startswith(launchers)}
     return {**clean, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **variables}
 
@@ -240,3 +242,93 @@ def test_backend_variable():
     assert read_backend({"NVALCHEMI_DISTRIBUTED_BACKEND": "gloo"}) == "gloo"
     with pytest.raises(ValueError, match="gloo or nccl: 'mpi'"):
         read_backend({"NVALCHEMI_DISTRIBUTED_BACKEND": "mpi"})
+
+
+def test_device_variable():
+    assert read_device({}) is None and read_device({"NVALCHEMI_DISTRIBUTED_DEVICE": ""}) is None
+    for device in ("cpu", "cuda:0", "cuda:12"):
+        assert read_device({"NVALCHEMI_DISTRIBUTED_DEVICE": device}) == device
+    for device in ("cuda", "cuda:", "cuda:-1", "gpu", "cpu:0", "0"):
+        with pytest.raises(ValueError, match=f"must be cpu or cuda:N with a number: '{device}'"):
+            read_device({"NVALCHEMI_DISTRIBUTED_DEVICE": device})
+
+
+def test_the_cpu_as_device_means_gloo():
+    cpu = {"NVALCHEMI_DISTRIBUTED_DEVICE": "cpu"}
+    assert read_backend(cpu) == "gloo"
+    assert read_backend({**cpu, "NVALCHEMI_DISTRIBUTED_BACKEND": "gloo"}) == "gloo"
+    with pytest.raises(ValueError, match="BACKEND=nccl needs a GPU: NVALCHEMI_DISTRIBUTED_DEVICE="):
+        read_backend({**cpu, "NVALCHEMI_DISTRIBUTED_BACKEND": "nccl"})
+    assert read_backend({"NVALCHEMI_DISTRIBUTED_DEVICE": "cuda:0"}) is None
+
+
+# what torch says on a machine with GPUs; nothing is computed on them
+GPUS = """
+import sys
+import torch, torch.distributed as dist
+from nvalchemi.distributed import DistributedManager
+
+torch.cuda.is_available = lambda: True
+torch.cuda.device_count = lambda: {count}
+current = []
+torch.cuda.set_device = lambda device: current.append(str(device))
+"""
+RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "1", "NVALCHEMI_DISTRIBUTED_BACKEND": "gloo"}
+
+
+@pytest.mark.parametrize(
+    "count, variables, expected",
+    [
+        (2, RANK, "cpu True []"),  # gloo alone trains on the CPU
+        (2, {**RANK, "NVALCHEMI_DISTRIBUTED_DEVICE": "cpu"}, "cpu True []"),
+        (2, {**RANK, "NVALCHEMI_DISTRIBUTED_DEVICE": "cuda:1"}, "cuda:1 True ['cuda:1']"),
+        # a rank that shares a GPU sees that one alone, whatever its local rank
+        (1, {**RANK, "NVALCHEMI_DISTRIBUTED_DEVICE": "cuda:0"}, "cuda:0 True ['cuda:0']"),
+        # a single process
+        (2, {"NVALCHEMI_DISTRIBUTED_DEVICE": "cpu"}, "cpu False []"),
+        (2, {"NVALCHEMI_DISTRIBUTED_DEVICE": "cuda:1"}, "cuda:1 False ['cuda:1']"),
+    ],
+)
+def test_the_device_that_was_asked_for(count, variables, expected):
+    said = _run(
+        GPUS.format(count=count)
+        + """
+DistributedManager.initialize()
+manager = DistributedManager()
+assert manager.cuda == (manager.device.type == "cuda")
+if manager.distributed:
+    assert dist.get_backend() == "gloo" and dist.group.WORLD.bound_device_id is None
+    assert manager.local_rank == 1
+print(manager.device, manager.distributed, current)
+""",
+        **variables,
+    )
+    assert said == expected + "\n"
+
+
+def test_an_adopted_group_keeps_the_device_that_was_asked_for():
+    said = _run(
+        GPUS.format(count=1)
+        + """
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+DistributedManager.initialize()
+print(DistributedManager().device, current)
+""",
+        **{**RANK, "NVALCHEMI_DISTRIBUTED_DEVICE": "cuda:0"},
+    )
+    assert said == "cuda:0 []\n"
+
+
+def test_a_gpu_that_is_not_there_is_refused_before_anything_starts():
+    said = _run(
+        GPUS.format(count=1)
+        + """
+try:
+    DistributedManager.initialize()
+except ValueError as error:
+    print(error)
+assert not dist.is_initialized() and not DistributedManager.is_initialized() and not current
+""",
+        **{**RANK, "NVALCHEMI_DISTRIBUTED_DEVICE": "cuda:1"},
+    )
+    assert said.startswith("NVALCHEMI_DISTRIBUTED_DEVICE=cuda:1 must be a GPU that this process ")

@@ -4,6 +4,7 @@ One GPU is enough (one rank with nccl); with two or more the ranks are real. Pri
 check and exits with 1 if one fails. It is not collected by pytest, which runs where there is none.
 """
 
+import os
 import sys
 import time
 import traceback
@@ -98,6 +99,97 @@ def check_launch_after_cuda_is_in_use() -> str:
     return f"{ranks} rank(s) with nccl, validation loss {results[0]['loss']:.4f}"
 
 
+def place() -> dict:
+    """Where this rank is, and that ``cuda:LOCAL_RANK`` or, where ranks share, "cuda" is its own."""
+    DistributedManager.initialize()
+    manager = DistributedManager()
+    total = torch.ones(1, device=manager.device)
+    torch.distributed.all_reduce(total)
+    torch.distributed.barrier()
+    uuid = None
+    if manager.cuda:
+        assert torch.ones(1, device="cuda").device == manager.device, "not the current device"
+        uuid = str(torch.cuda.get_device_properties(manager.device).uuid)
+    return {
+        "device": str(manager.device),
+        "uuid": uuid,
+        "sum": total.item(),
+        "backend": torch.distributed.get_backend(),
+        "local_rank": manager.local_rank,
+        "cuda": (torch.cuda.device_count(), torch.cuda.is_initialized()),
+        "visible": os.environ["CUDA_VISIBLE_DEVICES"],
+    }
+
+
+def uuids() -> list[str]:
+    count = torch.cuda.device_count()
+    return [str(torch.cuda.get_device_properties(number).uuid) for number in range(count)]
+
+
+def check_devices_are_those_that_were_named() -> str:
+    there = uuids()
+    backwards = list(range(len(there)))[::-1]
+    for backend in ("nccl", "gloo"):
+        ranks = list(launch(place, devices=backwards, backend=backend))
+        assert [rank["uuid"] for rank in ranks] == there[::-1], ranks
+        assert [rank["device"] for rank in ranks] == [f"cuda:{r}" for r in range(len(there))]
+        assert all(rank["sum"] == len(there) and rank["backend"] == backend for rank in ranks)
+    (last,) = launch(place, devices=f"cuda:{len(there) - 1}")
+    assert last["uuid"] == there[-1] and last["cuda"][0] == 1
+    return f"{backwards} with nccl and with gloo; the last one alone"
+
+
+def check_devices_through_inherited_uuids() -> str:
+    there, before = uuids(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    # what this process would have been given: CUDA has started and keeps its own count
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(f"GPU-{uuid}" for uuid in there)
+    try:
+        (rank,) = launch(place, devices=len(there) - 1)
+    finally:
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+        if before is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = before
+    assert rank["uuid"] == there[-1] and rank["visible"] == f"GPU-{there[-1]}", rank
+    return f"CUDA_VISIBLE_DEVICES={rank['visible']}"
+
+
+def check_two_ranks_share_a_gpu_with_gloo() -> str:
+    ranks = list(launch(place, devices=[0, 0], backend="gloo"))
+    assert [rank["local_rank"] for rank in ranks] == [0, 1]
+    assert [rank["device"] for rank in ranks] == ["cuda:0"] * 2
+    assert [rank["uuid"] for rank in ranks] == uuids()[:1] * 2
+    assert all(rank["sum"] == 2 and rank["backend"] == "gloo" for rank in ranks)
+    results = list(launch(train, devices=[0, 0], backend="gloo"))
+    assert all(result["device"] == "cuda:0" for result in results)
+    assert len({result["sum"] for result in results}) == 1, "replicas differ"
+    return f"validation loss {results[0]['loss']:.4f}"
+
+
+def check_cpu_ranks_leave_the_gpus_alone() -> str:
+    for options in ({"devices": "cpu"}, {"backend": "gloo"}):
+        ranks = list(launch(place, nprocs=2, **options))
+        assert all(rank["device"] == "cpu" and rank["sum"] == 2 for rank in ranks), ranks
+        assert all(rank["cuda"] == (0, False) for rank in ranks), "a rank saw a GPU"
+    return "devices='cpu' and backend='gloo': no rank sees a GPU"
+
+
+def check_too_many_ranks_are_refused() -> str:
+    there = torch.cuda.device_count()
+    said = []
+    for options in (
+        {"nprocs": there + 1},
+        {"devices": there},
+        {"devices": [0, 0]},
+        {"devices": [0, "cpu"]},
+    ):
+        try:
+            launch(place, **options)
+        except ValueError as error:
+            said.append(str(error))
+    assert len(said) == 4, said
+    return said[0]
+
+
 def check_tensors_come_back_on_the_cpu() -> str:
     (value,) = launch(lambda: torch.arange(3, device="cuda"), nprocs=1)
     assert value.device.type == "cpu" and value.tolist() == [0, 1, 2]
@@ -113,6 +205,11 @@ def main() -> int:
         check_model_on_cuda_equals_cpu,
         check_loader_moves_pinned_batches,
         check_launch_after_cuda_is_in_use,
+        check_devices_are_those_that_were_named,
+        check_devices_through_inherited_uuids,
+        check_two_ranks_share_a_gpu_with_gloo,
+        check_cpu_ranks_leave_the_gpus_alone,
+        check_too_many_ranks_are_refused,
         check_tensors_come_back_on_the_cpu,
     ):
         start = time.monotonic()
