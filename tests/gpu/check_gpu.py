@@ -173,6 +173,20 @@ def check_cpu_ranks_leave_the_gpus_alone() -> str:
     return "devices='cpu' and backend='gloo': no rank sees a GPU"
 
 
+def check_waiting_ranks_take_up_their_device() -> str:
+    """A rank that has imported torch before it is told its device must not have asked CUDA yet."""
+    there = uuids()
+    for number, uuid in enumerate(there[-2:], start=max(0, len(there) - 2)):
+        launch(place, nprocs=1, devices="cpu", standby=1)
+        time.sleep(5)  # until the one that waits has imported torch
+        (rank,) = launch(place, devices=number, standby=1)
+        assert rank["uuid"] == uuid and rank["cuda"][0] == 1, rank
+        time.sleep(5)
+        (rank,) = launch(place, nprocs=1, devices="cpu", standby=0)
+        assert rank["device"] == "cpu" and rank["cuda"] == (0, False), rank
+    return "from the CPU to a GPU and back"
+
+
 def check_too_many_ranks_are_refused() -> str:
     there = torch.cuda.device_count()
     said = []
@@ -209,6 +223,7 @@ def main() -> int:
         check_devices_through_inherited_uuids,
         check_two_ranks_share_a_gpu_with_gloo,
         check_cpu_ranks_leave_the_gpus_alone,
+        check_waiting_ranks_take_up_their_device,
         check_too_many_ranks_are_refused,
         check_tensors_come_back_on_the_cpu,
     ):
