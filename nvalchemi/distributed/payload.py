@@ -1,251 +1,267 @@
 """Objects by value between processes, their tensors and arrays through memory that is shared.
 
-A payload is one anonymous file: a cloudpickle stream, then the bytes of every CPU tensor and numpy
-array. Readers map it copy-on-write, so all ranks share one copy of what they only read, and a rank
-that writes into a tensor changes its own copy alone.
+A payload is one anonymous file: a pickle, then the bytes of its tensors and arrays, then their
+lengths. Readers map it copy-on-write, so all ranks share one copy of what they only read, and a
+rank that writes into a tensor changes its own copy alone. The file has no name, is sealed against
+changes once it is written, and no other user can open it.
 """
 
 from __future__ import annotations
 
-import inspect
+import fcntl
 import io
-import marshal
 import mmap
 import os
 import pickle
 import struct
-import sys
-import sysconfig
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from importlib.machinery import ModuleSpec, PathFinder
-from types import CodeType, FunctionType, ModuleType
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
-import cloudpickle
-import torch
-
-from nvalchemi.distributed import origins
+from nvalchemi.distributed.capture import Place, explain, roots_of, walk
+from nvalchemi.distributed.edited import edited_since_import
+from nvalchemi.distributed.modules import by_value, contents
 from nvalchemi.distributed.origins import Marker
+from nvalchemi.distributed.pickling import Pickler
+from nvalchemi.distributed.tensor_forms import LARGE
 
 _ALIGN = 64  # bytes; what vectorised kernels like
-_registry = threading.Lock()  # cloudpickle's is one for all threads
 _HEADER = struct.Struct("<QQ")  # length of the stream, number of buffers
+_WORTH_TELLING = 100_000_000  # bytes
+_PADDING = bytes(_ALIGN)
 
 
 def new_file() -> int:
     """Return the descriptor of an empty file without a name, in memory where the system can."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("nvalchemi")
+        descriptor = os.memfd_create("nvalchemi", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.fchmod(descriptor, 0o600)
+        return descriptor
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
 
-def dump(obj: Any, descriptor: int, marker: Marker | None = None) -> None:
-    """Write ``obj`` into the empty file behind ``descriptor``.
+def _seal(descriptor: int) -> None:
+    """Let nobody change the file any more, this process included."""
+    seals = ("WRITE", "GROW", "SHRINK", "SEAL")
+    if hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS"):
+        bits = sum(getattr(fcntl, f"F_SEAL_{seal}") for seal in seals)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, bits)
 
-    With a ``marker``, ranks that load it can send its classes and functions back as themselves.
+
+@dataclass(frozen=True)
+class Sent:
+    """What a task carries to the ranks.
+
+    Attributes
+    ----------
+    nbytes
+        Its size.
+    edited
+        Modules that ranks import, and whose files have changed since they were imported here.
+    large
+        Its largest parts by name, with their bytes; empty if ``nbytes`` is small.
+    """
+
+    nbytes: int
+    edited: list[str]
+    large: list[tuple[str, int]]
+
+    def describe_large(self) -> str | None:
+        """Return a sentence on what is large, if the task is."""
+        if self.nbytes < _WORTH_TELLING:
+            return None
+        parts = [f"{name} ({_megabytes(size)})" for name, size in self.large]
+        if len(parts) == 1:
+            return f"launch() sends {parts[0]} to the ranks"
+        what = f": {', '.join(parts)}" if parts else ""
+        return f"launch() sends {_megabytes(self.nbytes)} to the ranks{what}"
+
+    def describe_edited(self) -> str | None:
+        """Return a sentence on modules that are not on the ranks what they are here."""
+        if not self.edited:
+            return None
+        names = ", ".join(self.edited)
+        return (
+            f"edited since it was imported: {names}. The ranks run the file as it is now; to run "
+            f"it here, too, importlib.reload it, or send what is here: launch(by_value=[{names}])"
+        )
+
+
+def dump_task(
+    fn: Callable[..., Any],
+    args: tuple,
+    kwargs: dict[str, Any],
+    sources: dict[str, Any],
+    descriptor: int,
+    marker: Marker | None = None,
+    modules: Mapping[str, ModuleType] | None = None,
+) -> Sent:
+    """Write what ranks need to call ``fn(*args, **kwargs)``, which :func:`load` gives back.
+
+    Parameters
+    ----------
+    sources
+        Entries for the ranks' linecache.
+    descriptor
+        Of an empty file from :func:`new_file`; nobody can change the file afterwards.
+    marker
+        Marks what goes by value, so that ranks can send it back as itself.
+    modules
+        What :func:`nvalchemi.distributed.modules.named_modules` made of ``by_value``: these travel
+        as they are here.
 
     Raises
     ------
-    TypeError, pickle.PicklingError, or whatever the object raises
-        If something in ``obj`` cannot be pickled.
+    UnsendableError
+        A TypeError that names what cannot be sent, the path to it, and what to do.
     """
+    modules = modules or {}
+    roots = roots_of(fn, args, kwargs)
+    with by_value(fn, modules.values()):
+        whole: dict[str, dict[str, str]] = {name: {} for name in modules}
+        task = _Task(tuple(modules.values()), (fn, args, kwargs, sources))
+        pickler = _write(task, descriptor, marker=marker, whole=whole)
+        if isinstance(pickler.failure, Exception) and modules:
+            whole = {name: _unsendable_content(module) for name, module in modules.items()}
+            pickler = _write(task, descriptor, marker=marker, whole=whole)
+        if pickler.failure is not None:
+            raise explain(roots, pickler, back=False) from pickler.failure
+        _seal(descriptor)
+        nbytes = os.fstat(descriptor).st_size
+        large = _name_large(roots, pickler) if nbytes >= _WORTH_TELLING else []
+    return Sent(nbytes, edited_since_import(pickler.referred), large)
+
+
+def dump_result(value: Any, descriptor: int) -> None:
+    """Write what a rank returns; tensors are taken to the CPU.
+
+    Raises
+    ------
+    UnsendableError
+        A TypeError that names what cannot be sent back, and the path to it: ``result['loader']``.
+    """
+    pickler = _write(value, descriptor, to_cpu=True)
+    if pickler.failure is not None:
+        raise explain([Place(value, None, "result", True)], pickler, back=True) from pickler.failure
+    _seal(descriptor)
+
+
+def dumps(obj: Any) -> bytes:
+    """Return ``obj`` as bytes that ``pickle.loads`` reads; tensors are taken to the CPU."""
     stream = io.BytesIO()
-    buffers: list[pickle.PickleBuffer] = []
-    _Pickler(stream, buffers.append, marker).dump(obj)
-    views = [buffer.raw() for buffer in buffers]
-    sizes = [view.nbytes for view in views]
-    body = stream.getbuffer()
-    with open(descriptor, "wb", closefd=False) as file:
-        file.write(_HEADER.pack(body.nbytes, len(views)))
-        file.write(struct.pack(f"<{len(sizes)}Q", *sizes))
-        file.write(body)
-        for view in views:
-            file.seek(-file.tell() % _ALIGN, os.SEEK_CUR)
-            file.write(view)
-        file.flush()
-        os.ftruncate(descriptor, file.tell())
+    Pickler(stream, to_cpu=True).dump(obj)
+    return stream.getvalue()
 
 
 def load(descriptor: int) -> Any:
     """Read the object back; its tensors and arrays lie on the mapped file."""
     mapped = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
     length, count = _HEADER.unpack_from(mapped)
-    sizes = struct.unpack_from(f"<{count}Q", mapped, _HEADER.size)
-    start = _HEADER.size + 8 * count
-    body = mapped[start : start + length]
-    buffers, end = [], start + length
-    for size in sizes:
+    table = len(mapped) - 8 * count
+    buffers, end = [], _HEADER.size + length
+    for (size,) in struct.iter_unpack("<Q", mapped[table:]):
         begin = end + -end % _ALIGN
         end = begin + size
         buffers.append(mapped[begin:end])
-    return pickle.loads(body, buffers=buffers)
+    return pickle.loads(mapped[_HEADER.size : _HEADER.size + length], buffers=buffers)
 
 
-def dumps(obj: Any) -> bytes:
-    """Return ``obj`` as bytes that ``pickle.loads`` reads."""
-    stream = io.BytesIO()
-    _Pickler(stream).dump(obj)
-    return stream.getvalue()
-
-
-class _Pickler(cloudpickle.Pickler):
-    """cloudpickle, with the bytes of plain CPU tensors out of the stream if ``on_buffer`` is given.
-
-    What came from the parent goes back as its mark (see origins).
-    """
-
-    def __init__(
-        self,
-        stream: io.BytesIO,
-        on_buffer: Callable[[pickle.PickleBuffer], Any] | None = None,
-        marker: Marker | None = None,
-    ) -> None:
-        super().__init__(stream, protocol=5, buffer_callback=on_buffer)
-        self._marker = marker
-        self._storages: dict[int, torch.UntypedStorage] = {}
-
-    def reducer_override(self, obj: Any) -> Any:
-        if type(obj) in (torch.Tensor, torch.nn.Parameter) and _is_plain(obj):
-            storage = obj.untyped_storage()
-            # one Python object per storage, so that views of one tensor stay views of one tensor
-            storage = self._storages.setdefault(storage._cdata, storage)
-            layout = (obj.dtype, obj.storage_offset(), tuple(obj.size()), obj.stride())
-            return _make_tensor, (type(obj), storage, *layout, obj.requires_grad)
-        if type(obj) is torch.UntypedStorage and obj.device.type == "cpu":
-            content: Any = torch.empty(0, dtype=torch.uint8).set_(obj).numpy()
-            return _make_storage, (pickle.PickleBuffer(content),)
-        if type(obj) is CodeType:  # cloudpickle drops the file's name, and tracebacks their lines
-            return marshal.loads, (marshal.dumps(obj),)
-        if not isinstance(obj, (type, FunctionType)):
-            return super().reducer_override(obj)
-        as_mark = origins.as_mark(obj)
-        if as_mark is not None:
-            return as_mark
-        reduced = super().reducer_override(obj)
-        if not isinstance(reduced, tuple) or len(reduced) != 6:
-            return reduced  # not by value
-        if isinstance(obj, type):
-            _keep_slots(obj, reduced[1])
-        return self._marker.mark(obj, reduced) if self._marker else reduced
-
-
-def _keep_slots(obj: type, arguments: tuple[Any, ...]) -> None:
-    """Let a class with slots be made with them: cloudpickle's would have a __dict__ instead."""
-    if "__slots__" in vars(obj) and not issubclass(obj, tuple):  # a NamedTuple makes its own
-        for content in arguments:
-            if isinstance(content, dict) and "__module__" in content:
-                content["__slots__"] = vars(obj)["__slots__"]
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return (
-        tensor.device.type == "cpu"
-        and tensor.layout is torch.strided
-        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
-        and not vars(tensor)
-    )
-
-
-def _make_storage(content: Any) -> torch.UntypedStorage:
-    if not memoryview(content).nbytes:
-        return torch.UntypedStorage(0)
-    return torch.frombuffer(content, dtype=torch.uint8).untyped_storage()
-
-
-def _make_tensor(
-    kind: type, storage: Any, dtype: torch.dtype, offset: int, size: Any, stride: Any, grad: bool
-) -> torch.Tensor:
-    tensor = torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
-    if kind is torch.nn.Parameter:
-        return torch.nn.Parameter(tensor, requires_grad=grad)
-    return tensor.requires_grad_(grad)
-
-
-@contextmanager
-def by_value(fn: Callable[..., Any]) -> Iterator[None]:
-    """Let what lies in the module of ``fn`` travel by value, if ranks should not import it.
-
-    Cells (``__main__``) always travel by value. So does a module that a rank cannot find, or whose
-    import is still going on: importing it again would run it again. Any other module is imported by
-    the ranks, so that its classes stay the ones that its other modules know.
-    """
-    module = sys.modules.get(getattr(innermost(fn), "__module__", None) or "")
-    if module is None or module.__name__ == "__main__" or _can_be_imported(module):
-        yield
-        return
-    with _registry:
-        known = module.__name__ in cloudpickle.list_registry_pickle_by_value()
-        if not known:
-            cloudpickle.register_pickle_by_value(module)
+def _write(obj: Any, descriptor: int, **options: Any) -> Pickler:
+    """Write ``obj``, and return the pickler, whose ``failure`` tells why that was not possible."""
+    buffers: list[pickle.PickleBuffer] = []
+    os.ftruncate(descriptor, 0)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    with open(descriptor, "wb", buffering=LARGE, closefd=False) as file:
+        file.write(bytes(_HEADER.size))
+        pickler = Pickler(file, buffers.append, **options)
         try:
-            yield
-        finally:
-            if not known:
-                cloudpickle.unregister_pickle_by_value(module)
+            pickler.dump(obj)
+        except Exception as error:
+            pickler.failure = error
+            return pickler
+        end = file.tell()
+        pickler.length = end - _HEADER.size
+        sizes = []
+        for buffer in buffers:
+            view = buffer.raw()
+            sizes.append(view.nbytes)
+            padding = -end % _ALIGN
+            file.write(_PADDING[:padding])
+            file.write(view)
+            end += padding + view.nbytes
+        file.write(struct.pack(f"<{len(sizes)}Q", *sizes))
+        file.seek(0)
+        file.write(_HEADER.pack(pickler.length, len(sizes)))
+    return pickler
 
 
-def innermost(fn: Any) -> Any:
-    """Return the function inside partials and bound methods."""
-    while True:
-        if isinstance(fn, partial):
-            fn = fn.func
-        elif inspect.ismethod(fn):
-            fn = fn.__func__
-        else:
-            return fn
+class _Task:
+    """A task behind the modules that go with it: they must be there when it is loaded."""
+
+    def __init__(self, modules: tuple[ModuleType, ...], content: tuple[Any, ...]) -> None:
+        self._parts = (modules, content)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _second, self._parts
 
 
-def _can_be_imported(module: ModuleType) -> bool:
-    """Return whether a rank that imports this module gets the same file, and may run it."""
-    spec, file = getattr(module, "__spec__", None), getattr(module, "__file__", None)
-    if getattr(spec, "_initializing", False):
-        return False
-    if file is None:
-        return spec is not None  # built in, or a namespace
-    if _is_installed(file):
-        return True
-    path, found = None, None
-    parts = module.__name__.split(".")
-    for depth in range(1, len(parts) + 1):
-        found = _find_spec(".".join(parts[:depth]), path)
-        if found is None:
-            return False
-        path = found.submodule_search_locations
-    return found is not None and found.origin == file
+def _second(first: Any, second: Any) -> Any:
+    return second
 
 
-def _find_spec(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    """Look for a module as a fresh interpreter would, also by the finders of editable installs."""
-    for finder in sys.meta_path:
-        home = sys.modules.get(getattr(finder, "__module__", ""))
-        if finder is PathFinder or _is_installed(getattr(home, "__file__", None) or ""):
-            spec = finder.find_spec(name, path)
-            if spec is not None:
-                return spec
-    return None
+def _unsendable_content(module: ModuleType) -> dict[str, str]:
+    """Return what of a module cannot be sent, with reasons."""
+    found = {}
+    content, _ = contents(module, {})
+    nothing = {module.__name__: dict.fromkeys(content, "")}
+    for name, value in content.items():
+        pickler = Pickler(io.BytesIO(), lambda _: False, whole=nothing)
+        try:
+            pickler.dump(value)
+        except Exception as error:
+            pickler.failure = error
+            root = Place(value, None, f"{module.__name__}.{name}", True)
+            found[name] = str(explain([root], pickler, back=False))
+    return found
 
 
-def _is_installed(file: str) -> bool:
-    return file.startswith(tuple(sysconfig.get_path(k) for k in ("stdlib", "purelib", "platlib")))
+def _name_large(roots: Iterable[Place], pickler: Pickler) -> list[tuple[str, int]]:
+    """Return the names of the largest parts, the largest first."""
+    sizes = {id(obj): nbytes for obj, nbytes in pickler.forms.large}
+    named: list[tuple[str, int]] = []
+    for place in walk(roots, Pickler(io.BytesIO(), lambda _: False), patience=1.0):
+        nbytes = sizes.pop(id(place.obj), 0)
+        if isinstance(place.obj, (bytes, bytearray, str)):
+            nbytes = len(place.obj)
+        if nbytes:
+            named.append((str(place), nbytes))
+        if not sizes and pickler.length < LARGE:
+            break
+    named.sort(key=lambda item: -item[1])
+    return named[:4]
+
+
+def _megabytes(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.0f} MB"
+
+
+def dump(obj: Any, descriptor: int, marker: Marker | None = None) -> None:
+    """Write ``obj``; raises what pickling it raises."""
+    pickler = _write(obj, descriptor, marker=marker, to_cpu=marker is None)
+    if pickler.failure is not None:
+        raise pickler.failure
 
 
 def find_unsendable(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> str | None:
-    """Return the name of the argument or captured variable that cannot be pickled."""
-    inner = innermost(fn)
-    named: dict[str, Any] = {f"argument {i}": value for i, value in enumerate(args)}
-    named |= {f"argument {name!r}": value for name, value in kwargs.items()}
-    if inspect.isfunction(inner):
-        captured = inspect.getclosurevars(inner)
-        named |= {repr(name): value for name, value in captured.nonlocals.items()}
-        named |= {repr(name): value for name, value in captured.globals.items()}
-    for name, value in named.items():
-        try:
-            _Pickler(io.BytesIO()).dump(value)
-        except Exception:
-            return name
+    """Return the path to what cannot be pickled."""
+    try:
+        descriptor = new_file()
+        dump_task(fn, args, kwargs, {}, descriptor)
+    except TypeError as error:
+        return str(error)
+    finally:
+        os.close(descriptor)
     return None
