@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
+
+CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x1f\x7f]")
+"""Colours and movements of the cursor, which a line of bars and a table cannot take."""
 
 # Okabe and Ito's hues, in the shades of the 256 colours that can be read on white and on black
 _COLOURS = (32, 166, 29, 132, 136)

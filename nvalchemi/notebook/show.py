@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Literal
 
-from nvalchemi.notebook.front_end import FrontEnd
+from nvalchemi.notebook.front_end import CONTROL, FrontEnd
 from nvalchemi.notebook.rank_logs import RankLogs
 
 # A front end takes a few thousand lines well; what is printed by mistake is a million.
@@ -20,7 +18,6 @@ _SAMPLED = 20  # lines/s after that, fewer the more were shown: 17,000 lines in 
 _LAST = 200  # lines per rank that are shown at the end if they were not before: a traceback, tables
 _LONGEST = 10_000  # characters of a line: several screens
 _PER_LINE = 1000  # characters; a line counts once more for each, or long ones would be a flood too
-_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x1f\x7f]")
 
 
 class RankOutput:
@@ -36,9 +33,7 @@ class RankOutput:
         Whether lines that are being redrawn, as progress bars are, are drawn before they end.
     """
 
-    def __init__(
-        self, nprocs: int, mode: Literal["stream", "rank0", "quiet"], *, live: bool = True
-    ) -> None:
+    def __init__(self, nprocs: int, mode: str, *, live: bool = True) -> None:
         shown = {"stream": nprocs, "rank0": 1, "quiet": 0}[mode]
         self._ranks = [_Rank(rank, rank < shown) for rank in range(nprocs)]
         self._rate = _SAMPLED / max(1, shown)
@@ -72,9 +67,13 @@ class RankOutput:
 
     def redraw(self, rank: int, stream: str, text: str) -> None:
         """Take the present drawing of a line that has not ended; a blank one was wiped."""
-        text = _CONTROL.sub("", text).strip()
+        text = CONTROL.sub("", text).strip()
         self._ranks[rank].drawings[stream] = text
         self._draw()
+
+    def say(self, text: str, stream: str = "stdout") -> None:
+        """Show a text of the launch itself, which belongs to no rank."""
+        self._front_end.write(stream, f"{text}\n")
 
     def tick(self) -> None:
         """Show what had to wait; to be called several times a second."""
@@ -93,8 +92,10 @@ class RankOutput:
         return f"{text}[{self._fault}; the last lines were:]\n{kept}"
 
     def last_lines(self) -> list[str]:
-        """Return for each rank the bar that it draws, or the last line that it printed."""
-        return [one.drawing() or (one.last[-1][1] if one.last else "") for one in self._ranks]
+        """Return for each rank the bar that it draws and the last line that it printed."""
+        lines = [one.last[-1][1] if one.last else "" for one in self._ranks]
+        bars = [one.drawing() for one in self._ranks]
+        return [" | ".join(filter(None, pair)) for pair in zip(bars, lines)]
 
     def close(self) -> None:
         """Show the last lines, say how many are not shown and where they are, once."""

@@ -244,6 +244,7 @@ def test_a_terminal_has_colours_and_one_line_of_bars(monkeypatch):
     time.sleep(0.3)
     output.tick()
     assert terminal.getvalue().endswith(f"a line\n{row}")
+    assert output.last_lines()[0] == "45%|#### | a line"
     output.close()
     assert terminal.getvalue().endswith(f"{row}{wiped}")
     monkeypatch.setenv("NO_COLOR", "1")
