@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from nvalchemi.distributed.environment import read_backend
+from nvalchemi.distributed.rank_process import is_worker
 from nvalchemi.distributed.rendezvous import init_process_group
 
 _MISSING = object()
@@ -171,9 +172,10 @@ def settle(seconds: float = 0.1) -> None:
 
     A gloo thread needs the GIL to release the tensors of the last collective. Joining it while
     holding the GIL deadlocks, and finalising the interpreter while it waits aborts the process:
-    with torch 2.13 one DDP training in four ended so under torchrun, none with this pause.
+    with torch 2.13 one DDP training in four ended so under torchrun, none with this pause. A rank
+    of ``launch`` needs none: it keeps its groups and leaves without finalising.
     """
-    if dist.is_initialized() and "gloo" in str(dist.get_backend_config()):
+    if not is_worker() and dist.is_initialized() and "gloo" in str(dist.get_backend_config()):
         time.sleep(seconds)
 
 

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import popen_spawn_posix, reduction, spawn, util
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess, set_spawning_popen
@@ -27,14 +27,30 @@ class Ends:
     """
 
     control: Connection
-    task: Any
     result: Any
     stdout: Any
     stderr: Any
+    stacks: Any
 
     def __reduce__(self) -> tuple[Any, ...]:
-        descriptors = (self.task, self.result, self.stdout, self.stderr)
+        descriptors = (self.result, self.stdout, self.stderr, self.stacks)
         return Ends, (self.control, *map(reduction.DupFd, descriptors))
+
+
+@dataclass(frozen=True)
+class Task:
+    """Where a worker runs what it is given: its parent's place at that moment.
+
+    The descriptor of the payload follows it on the control pipe. A variable that is None is to be
+    removed.
+    """
+
+    environment: dict[str, str | None]
+    directory: str = field(default_factory=os.getcwd)
+    path: list[str] = field(default_factory=lambda: list(sys.path))
+    argv: list[str] = field(default_factory=lambda: list(sys.argv))
+    serves: bool = False
+    """Whether it stays for further requests, instead of calling one function."""
 
 
 class _Popen(popen_spawn_posix.Popen):

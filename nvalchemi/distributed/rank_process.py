@@ -12,6 +12,7 @@ import io
 import linecache
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.reduction
 import os
 import pickle
 import signal
@@ -23,9 +24,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from nvalchemi.distributed.process import Ends
-from nvalchemi.distributed.rank_end import finish, leave
+from nvalchemi.distributed.process import Ends, Task
+from nvalchemi.distributed.rank_end import finish, leave, note_open_files
 
+STACK_SIGNAL = int(getattr(signal, "SIGRTMIN", signal.SIGURG)) + 5 * hasattr(signal, "SIGRTMIN")
+"""A rank that gets it writes its Python stack; nobody else is known to use it."""
+
+_EXPIRY = 3600.0  # s; how long a rank that was spawned ahead holds its memory for a task
 _running = False
 
 
@@ -49,21 +54,34 @@ class Failure:
     exception: bytes | None = None
 
 
-def live(ends: Ends, parent_pid: int, start_method: str) -> None:
-    """Run the task as a rank and leave; never returns."""
+def live(
+    ends: Ends, parent_pid: int, dies_with_thread: bool, start_method: str, ahead: bool
+) -> None:
+    """Wait for a task, run it as a rank, and leave; never returns."""
     global _running
     _running = True
-    _live_and_die_with(parent_pid)
+    _live_and_die_with(parent_pid, dies_with_thread)
     _take_output(ends.stdout.detach(), ends.stderr.detach())
+    _show_stack_on_signal(ends.stacks.detach())
     # as under torchrun: spawned DataLoader workers could not find the classes of a cell
     multiprocessing.set_start_method(start_method, force=True)
-    code = _work(ends.control, ends.task.detach(), ends.result.detach())
-    leave(code)
+    if ahead:
+        with suppress(Exception):  # who needs it meets the error again, and then it is told
+            _import_what_most_functions_need()
+    control, result = ends.control, ends.result.detach()
+    with suppress(EOFError):
+        if not ahead or control.poll(_EXPIRY):
+            task = control.recv()
+            descriptor = multiprocessing.reduction.recv_handle(control)
+            leave(_serve(control, task, descriptor) if task.serves
+                  else _work(control, task, descriptor, result))  # fmt: skip
+    leave(0)
 
 
-def _live_and_die_with(parent_pid: int) -> None:
+def _live_and_die_with(parent_pid: int, dies_with_thread: bool) -> None:
     os.setsid()  # a group of its own: ended with all that it started, and no Ctrl-C of the terminal
-    _die_with_parent()
+    if dies_with_thread:
+        _die_with_parent()
     if os.getppid() != parent_pid:
         os._exit(1)
     os.register_at_fork(before=_note_forking_thread, after_in_child=_die_with_rank)
@@ -114,30 +132,65 @@ def _take_output(stdout: int, stderr: int) -> None:
     faulthandler.enable()  # a crash in C code shows the Python lines that led to it
 
 
+def _show_stack_on_signal(descriptor: int) -> None:
+    """Write all threads' stacks into the pipe at the signal, even while C++ holds the GIL."""
+    os.set_blocking(descriptor, False)  # nobody reads it but when asked for
+    faulthandler.register(STACK_SIGNAL, open(descriptor, "wb"), all_threads=True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {STACK_SIGNAL})
+
+
+def _import_what_most_functions_need() -> None:
+
+    from nvalchemi.distributed import payload, rank_torch  # noqa: F401
+
+
 def _reset_signals() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
 
-def _work(control: Any, task: int, result: int) -> int:
+def _work(control: Any, task: Task, descriptor: int, result: int) -> int:
     """Load, call and answer; return the exit code."""
     stage = "load"
     try:
         _reset_signals()  # here, so that an early Ctrl-C is an answer and no traceback
-        fn, args, kwargs = _load(task)
+        take_place(task)
+        fn, args, kwargs = _load(descriptor)
+        note_open_files()
+        control.send("calling")
         stage = "call"
         value = _call(fn, args, kwargs)
         finish()
         stage = "return"
         _send(value, result)
     except BaseException as error:
-        control.send(_describe(stage, error))
+        control.send(describe(stage, error))
         with suppress(BaseException):
             finish()  # as long as the parent lets it
         return 1
-    control.send(None)
+    control.send("returned")
     return 0
+
+
+def _serve(control: Any, task: Task, descriptor: int) -> int:
+    from nvalchemi.distributed import rank_pool
+
+    _reset_signals()
+    take_place(task)
+    return rank_pool.serve(control, descriptor)
+
+
+def take_place(task: Task) -> None:
+    """Go where the parent was when it gave the task, with its variables and import path."""
+    for name, value in task.environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    os.chdir(task.directory)
+    sys.path[:] = task.path
+    sys.argv[:] = task.argv
 
 
 def _load(task: int) -> tuple[Any, tuple, dict[str, Any]]:
@@ -162,10 +215,11 @@ def _call(fn: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
 def _send(value: Any, result: int) -> None:
     from nvalchemi.distributed import payload
 
-    payload.dump(value, result)
+    payload.dump_result(value, result)
 
 
-def _describe(stage: str, error: BaseException) -> Failure:
+def describe(stage: str, error: BaseException) -> Failure:
+    """Return the failure that an exception is, with the user's frames of its traceback."""
     moment = time.monotonic()
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_globals.get("__name__") == __name__:

@@ -25,8 +25,16 @@ _PATIENCE = 10.0  # s; how long a rank waits for the others before it says so
 _SHARED = "TORCHELASTIC_USE_AGENT_STORE"  # torch's switch: the launcher holds the store
 _torch_start = dist.init_process_group
 _starts = itertools.count()
-# as the launcher set it: a function may choose a port of its own later
-_launcher_port = os.environ.get("MASTER_PORT") if os.environ.get(_SHARED) == "True" else None
+_launcher_port: str | None = None
+
+
+def note_launcher() -> None:
+    """Note where the launcher's store is, before a function chooses a port of its own."""
+    global _launcher_port
+    _launcher_port = os.environ.get("MASTER_PORT") if os.environ.get(_SHARED) == "True" else None
+
+
+note_launcher()
 
 
 @functools.wraps(_torch_start)

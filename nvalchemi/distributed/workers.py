@@ -1,4 +1,4 @@
-"""Worker processes: spawn them, give them a function by value, drain their output, end them.
+"""A group of ranks that run one function once: started, listened to, and ended together.
 
 The caller's thread does all of it, so nothing is left behind in the caller: no thread, no process,
 no signal handler, no environment variable.
@@ -6,151 +6,91 @@ no signal handler, no environment variable.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import pickle
-import re
 import signal
-import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from multiprocessing import connection
 from typing import Any
 
 from nvalchemi.distributed import payload
-from nvalchemi.distributed.output import LineReader
-from nvalchemi.distributed.process import Ends, WorkerProcess
-from nvalchemi.distributed.rank_process import Failure, live
-
-OnLine = Callable[[int, str, str], None]
-"""Called with (rank, "stdout" or "stderr", line)."""
+from nvalchemi.distributed.process import Task
+from nvalchemi.distributed.rank import Output, Rank, end_all, wait_for_any
+from nvalchemi.distributed.rank_error import Call, find_first, make_error, make_receive_error
+from nvalchemi.distributed.watch import Watch
 
 _TICK = 0.1  # s; how often deaths are looked for that nothing announces
 _PATIENCE = 1.0  # s; how long a rank that lost its peer waits for that peer's own story
 _FAREWELL = 5.0  # s; how long a rank that has answered may take to flush and leave
-_INTERRUPT = ((signal.SIGINT, 0.5), (signal.SIGTERM, 0.5))
-_TERMINATE = ((signal.SIGTERM, 0.3),)
+INTERRUPT = [(signal.SIGINT, 0.5), (signal.SIGTERM, 0.5)]
+"""How ranks are ended: signals, with the seconds to wait after each, before SIGKILL."""
 
-# what torch says on a rank whose peer has gone: never the root cause
-_LOST_PEER = re.compile(
-    r"connection (was )?(closed|reset|refused)|broken pipe|socket ?timeout|timed out"
-    r"|failed to recv|remote process exited|ncclremoteerror|communicator was aborted",
-    re.IGNORECASE,
-)
-_STAGES = {
-    "load": "the function could not be loaded: ",
-    "call": "",
-    "return": "the value could not be sent back: ",
-    "receive": "the value could not be read back: ",
-    "end": "",
-}
+_TERMINATE = [(signal.SIGTERM, 0.3)]  # after a failure: the others have nothing to save
 
 
-class RankError(RuntimeError):
-    """A rank failed. The text starts with the rank and ends with that rank's own traceback.
-
-    The original exception is the ``__cause__`` where it could be sent. Failures of other ranks,
-    and peers that had returned already, are in the notes.
-
-    Attributes
-    ----------
-    rank
-        The rank that failed first; ranks that only lost their peer do not count.
-    """
-
-    def __init__(self, text: str, rank: int) -> None:
-        super().__init__(text, rank)
-        self.rank = rank
-
-    def __str__(self) -> str:
-        return str(self.args[0])
+class Stopped(RuntimeError):
+    """The ranks were ended because somebody asked for it."""
 
 
-@dataclass
-class _Worker:
-    """One worker as its parent sees it. ``failure`` is None while all is well."""
-
-    rank: int
-    process: WorkerProcess
-    control: connection.Connection
-    result: int
-    readers: list[LineReader]
-    has_answered: bool = False
-    has_ended: bool = False
-    is_closed: bool = False
-    failure: Failure | None = None
-
-    def signal(self, number: int) -> None:
-        """Send a signal to the worker and to all that it started."""
-        pid = self.process.pid
-        if pid is None:
-            return
-        try:
-            os.killpg(pid, number)
-        except (ProcessLookupError, PermissionError):
-            if self.process.exitcode is None:  # too young to have a group of its own
-                os.kill(pid, number)
-
-    def notice(self) -> None:
-        """Take the answer if there is one, and note the end if it has come."""
-        if self.has_ended:
-            return
-        ended = self.process.exitcode is not None
-        self._take_answer()
-        if not ended:
-            return
-        self.has_ended = True
-        self.signal(signal.SIGKILL)  # what it started and did not wait for
-        if not self.has_answered:
-            self.failure = Failure("end", _death(self.process.exitcode), "", time.monotonic())
-        for reader in self.readers:
-            reader.close()
-
-    def _take_answer(self) -> None:
-        try:
-            while not self.has_answered and self.control.poll():
-                self.failure = self.control.recv()
-                self.has_answered = True
-        except (EOFError, OSError):
-            pass  # it ended in silence
-
-    def close(self) -> None:
-        """Reap the process, which has been killed or has ended, and close what belongs to it."""
-        if self.is_closed:
-            return
-        self.is_closed = True
-        if self.process.pid is not None:
-            self.process.join()
-            self.notice()
-            self.process.close()
-        self.control.close()
-        for reader in self.readers:
-            reader.close()
-
-
-@dataclass
 class WorkerGroup:
     """Ranks that run one function once.
 
     Parameters
     ----------
-    task
-        Descriptor of a payload: (function, args, kwargs, entries for linecache).
-    environments
-        The variables to set on each rank; one rank is started for each.
-    on_line
-        Called from :meth:`run` with each line that a rank prints.
+    ranks
+        Processes that wait for a task.
+    tasks
+        One for each of them.
+    descriptor
+        Of a payload: (function, args, kwargs, entries for linecache).
+    output
+        Takes what the ranks print.
+    watch
+        Looks for ranks that hang.
+
+    Attributes
+    ----------
+    on_tick
+        Called about ten times a second while they run.
     """
 
-    task: int
-    environments: Sequence[dict[str, str]]
-    on_line: OnLine
-    _workers: list[_Worker] = field(default_factory=list)
-    _first: _Worker | None = None
+    def __init__(
+        self,
+        ranks: Sequence[Rank],
+        tasks: Sequence[Task],
+        descriptor: int,
+        output: Output,
+        watch: Watch,
+    ) -> None:
+        self.on_tick: Callable[[], None] = lambda: None
+        self._output = output
+        self._ranks = list(ranks)
+        self._calls = [Call(rank) for rank in ranks]
+        self._watch = watch
+        self._stop = threading.Event()
+        for number, (rank, task) in enumerate(zip(ranks, tasks)):
+            rank.give(number, task, descriptor, self)
+
+    def lines(self, rank: int, stream: str, lines: list[str]) -> None:
+        """Pass on what a rank has printed."""
+        self._watch.hear()
+        self._output.lines(rank, stream, lines)
+
+    def redraw(self, rank: int, stream: str, text: str) -> None:
+        """Pass on the drawing of a line that is not finished."""
+        self._watch.hear()
+        self._output.redraw(rank, stream, text)
+
+    def tick(self) -> None:
+        """Do what is due."""
+        self._output.tick()
+        self.on_tick()
+
+    def stop(self) -> None:
+        """Let `run`, in another thread, end the ranks and raise `Stopped`."""
+        self._stop.set()
 
     def run(self, timeout: float | None = None) -> list[Any]:
-        """Start the ranks, wait for them and return their values; afterwards none is left.
+        """Wait for the ranks and return their values; afterwards none is left.
 
         Raises
         ------
@@ -158,165 +98,78 @@ class WorkerGroup:
             As soon as a rank has failed; the others are ended.
         TimeoutError
             If a rank has not answered after ``timeout`` seconds; all are ended.
+        Stopped
+            After `stop`; all are ended.
         KeyboardInterrupt
             When it comes; all are ended, within a second and a half.
         """
+        steps = INTERRUPT
         try:
-            for rank in range(len(self.environments)):
-                self._start(rank)
             self._wait(timeout)
-            self._end(_TERMINATE)
+            first = find_first(self._calls)
+            steps = _TERMINATE
+            if first is not None:
+                error = make_error(first, self._calls)
+                raise error from error.__cause__
             return self._values()
         finally:
-            self._end(_INTERRUPT)
-            for worker in self._workers:
-                os.close(worker.result)
-
-    def _start(self, rank: int) -> None:
-        here, there = multiprocessing.Pipe()
-        out, child_out = os.pipe()
-        err, child_err = os.pipe()
-        result = payload.new_file()
-        ends = Ends(there, self.task, result, child_out, child_err)
-        arguments = (ends, os.getpid(), _start_method())
-        process = WorkerProcess(
-            self.environments[rank], target=live, args=arguments, name=f"rank {rank}"
-        )
-        readers = [
-            LineReader(out, lambda line: self.on_line(rank, "stdout", line)),
-            LineReader(err, lambda line: self.on_line(rank, "stderr", line)),
-        ]
-        self._workers.append(_Worker(rank, process, here, result, readers))
-        # a Ctrl-C while Python starts would only print a traceback; the rank unblocks it
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-            there.close()
-            os.close(child_out)
-            os.close(child_err)
+            end_all(self._ranks, steps)
 
     def _wait(self, timeout: float | None) -> None:
         """Wait until every rank has ended, or one has failed and its peers had time to explain."""
         deadline = None if timeout is None else time.monotonic() + timeout
         last_word: float | None = None
-        while not all(worker.has_ended for worker in self._workers):
-            self._pump(_TICK)
+        while not all(rank.has_ended for rank in self._ranks):
+            wait_for_any(self._ranks, _TICK)
+            self._listen()
+            self.tick()
+            if self._stop.is_set():
+                raise Stopped("the launch was stopped: its ranks were ended")
             now = time.monotonic()
-            late = [str(w.rank) for w in self._workers if not (w.has_answered or w.has_ended)]
-            self._first = self._find_first()
-            if self._first is not None:
+            late = [c for c in self._calls if not (c.has_answered or c.rank.has_ended)]
+            first = find_first(self._calls)
+            if first is not None:
                 last_word = last_word or now + _PATIENCE
-                if not _is_echo(self._first) or now > last_word:
+                if not first.is_echo or now > last_word:
                     return
             elif not late:
                 last_word = last_word or now + _FAREWELL
                 if now > last_word:
                     return
             elif deadline is not None and now > deadline:
+                names = ", ".join(str(call.rank.number) for call in late)
                 raise TimeoutError(
                     f"launch() ended the ranks after {timeout:g} s: "
-                    f"rank{'s' if len(late) > 1 else ''} {', '.join(late)} had not returned"
+                    f"rank{'s' if len(late) > 1 else ''} {names} had not returned"
                 )
+            else:
+                self._look_at(late)
 
-    def _find_first(self) -> _Worker | None:
-        """Return the worker whose failure explains the others."""
-        failed = [w for w in self._workers if w.failure is not None]
-        return min(failed, key=lambda w: (_is_echo(w), w.failure.time), default=None)  # type: ignore[union-attr]
+    def _listen(self) -> None:
+        """Take the answers that there are, and note the ends that have come."""
+        for call in self._calls:
+            if call.rank.has_ended:
+                continue
+            has_ended = call.rank.exitcode is not None  # before its last words are read
+            for message in call.rank.messages():
+                self._watch.hear()
+                call.take(message)
+            if has_ended:
+                call.rank.note_end()
+                call.note_end()
 
-    def _pump(self, seconds: float) -> None:
-        """Pass on what has come, waiting for it up to ``seconds``."""
-        living = [worker for worker in self._workers if not worker.has_ended]
-        sources: list[Any] = [r for w in living for r in w.readers if not r.at_end]
-        sources += [worker.control for worker in living if not worker.has_answered]
-        for source in connection.wait(sources, seconds):
-            if isinstance(source, LineReader):
-                source.read()
-        for worker in living:
-            worker.notice()
-
-    def _end(self, steps: Sequence[tuple[int, float]]) -> None:
-        """End every rank that lives, harder and harder, and close all that belongs to them."""
-        try:
-            for number, patience in steps:
-                self._signal(number)
-                deadline = time.monotonic() + patience
-                while self._are_alive() and time.monotonic() < deadline:
-                    self._pump(0.01)
-        finally:
-            self._signal(signal.SIGKILL)
-            for worker in self._workers:
-                worker.close()
-
-    def _are_alive(self) -> bool:
-        return any(not w.is_closed and w.process.pid and not w.has_ended for w in self._workers)
-
-    def _signal(self, number: int) -> None:
-        for worker in self._workers:
-            if not (worker.is_closed or worker.has_ended):
-                worker.signal(number)
+    def _look_at(self, late: list[Call]) -> None:
+        returned = [call for call in self._calls if call.has_returned]
+        started = all(call.is_calling for call in late)
+        stacks = self._watch.look([call.rank for call in late], started, bool(returned))
+        for call, stack in zip(late, stacks or ()):
+            call.note_wait(stack, returned)
 
     def _values(self) -> list[Any]:
-        if self._first is not None:
-            raise self._error(self._first) from _original(self._first)
         values = []
-        for worker in self._workers:
+        for rank in self._ranks:
             try:
-                values.append(payload.load(worker.result))
+                values.append(payload.load(rank.result))
             except Exception as error:
-                text = f"rank {worker.rank}: {_STAGES['receive']}{type(error).__name__}: {error}"
-                raise RankError(text, worker.rank) from error
+                raise make_receive_error(rank.number, error) from error
         return values
-
-    def _error(self, worker: _Worker) -> RankError:
-        failure = worker.failure
-        assert failure is not None
-        text = f"rank {worker.rank}: {_STAGES[failure.stage]}{failure.summary}"
-        gone = [str(w.rank) for w in self._workers if w.has_answered and w.failure is None]
-        if gone and _is_echo(worker):
-            text += (
-                f"\n\nrank{'s'[: len(gone) - 1]} {', '.join(gone)} had returned already: a "
-                "collective needs every rank, and must be called equally often on each"
-            )
-        if failure.traceback:
-            text += f"\n\nOn rank {worker.rank}:\n{failure.traceback.rstrip()}"
-        error = RankError(text, worker.rank)
-        for other in self._workers:
-            if other is not worker and other.has_answered:
-                story = "had returned" if other.failure is None else other.failure.summary
-                error.add_note(f"rank {other.rank}: {story.splitlines()[0]}")
-        return error
-
-
-def _start_method() -> str:
-    """Return how ranks start their children: as this process does, which asking does not fix."""
-    chosen = multiprocessing.get_start_method(allow_none=True)
-    method = chosen or multiprocessing.get_all_start_methods()[0]
-    # a fork server (the default of Python 3.14 on Linux) knows none of the classes of a cell
-    return "fork" if method == "forkserver" and sys.platform == "linux" else method
-
-
-def _death(code: int | None) -> str:
-    assert code is not None
-    if code < 0:
-        name = signal.Signals(-code).name
-        return f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-    return f"ended with exit code {code} without returning"
-
-
-def _is_echo(worker: _Worker) -> bool:
-    failure = worker.failure
-    return (
-        failure is not None and failure.stage == "call" and bool(_LOST_PEER.search(failure.summary))
-    )
-
-
-def _original(worker: _Worker) -> BaseException | None:
-    assert worker.failure is not None
-    if worker.failure.exception is None:
-        return None
-    try:
-        return pickle.loads(worker.failure.exception)
-    except Exception:
-        return None  # its class lives on the rank only; its text is in ours

@@ -4,75 +4,53 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import io
-import linecache
 import os
-import pickle
-import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from operator import index
-from typing import Any, overload
+from types import ModuleType
+from typing import Any, Literal
 
-import torch
-from torch.distributed import TCPStore
-
-from nvalchemi.distributed import origins, payload
-from nvalchemi.distributed.environment import BACKEND_VARIABLE, BACKENDS, METHOD_VARIABLE
+from nvalchemi.distributed import origins
+from nvalchemi.distributed import standby as standby_ranks
+from nvalchemi.distributed.rank import end_all
+from nvalchemi.distributed.rank_error import RankError as RankError
 from nvalchemi.distributed.rank_process import is_worker
-from nvalchemi.distributed.workers import RankError as RankError
-from nvalchemi.distributed.workers import WorkerGroup
+from nvalchemi.distributed.watch import Watch
+from nvalchemi.distributed.workers import INTERRUPT, WorkerGroup
+from nvalchemi.notebook.devices import PER_LAUNCH, Layout, lay_out
+from nvalchemi.notebook.handle import LaunchHandle
+from nvalchemi.notebook.meeting import meeting_point
+from nvalchemi.notebook.packing import pack
+from nvalchemi.notebook.results import RankResults, shortened
+from nvalchemi.notebook.show import RankOutput
 
-_LOOPBACK = "127.0.0.1"
-_OURS = (
-    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT "
-    f"TORCHELASTIC_USE_AGENT_STORE {BACKEND_VARIABLE} {METHOD_VARIABLE}"
-).split()
-
-
-class RankResults(Sequence[Any]):
-    """What each rank returned: ``results[r]`` is the value of rank r."""
-
-    def __init__(self, values: Sequence[Any]) -> None:
-        self._values = tuple(values)
-
-    @property
-    def rank0(self) -> Any:
-        """The value of rank 0."""
-        return self._values[0]
-
-    @overload
-    def __getitem__(self, rank: int) -> Any: ...
-    @overload
-    def __getitem__(self, rank: slice) -> Sequence[Any]: ...
-    def __getitem__(self, rank: int | slice) -> Any:
-        return self._values[rank]
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __repr__(self) -> str:
-        lines = [f"  rank {rank}: {_short(repr(value))}" for rank, value in enumerate(self)]
-        return "\n".join([f"{len(self)} rank{'s' if len(self) > 1 else ''} returned", *lines])
+_OUTPUTS = ("stream", "rank0", "quiet")
 
 
 def launch(
     fn: Callable[..., Any],
     *args: Any,
     nprocs: int | None = None,
+    devices: Any = None,
     backend: str | None = None,
     timeout: float | None = None,
+    stall: float | None = None,
     env: Mapping[str, str] | None = None,
+    block: bool = True,
+    output: Literal["stream", "rank0", "quiet"] = "stream",
+    threads: int | None = None,
+    standby: int | None = None,
+    by_value: Sequence[ModuleType | str] = (),
     **kwargs: Any,
-) -> RankResults:
+) -> Any:
     """Run ``fn(*args, **kwargs)`` on ``nprocs`` ranks and return what each returned.
 
     The ranks are fresh spawned processes with the variables that torchrun sets, so the function
     starts communication as it would there: ``DistributedManager.initialize()`` or
     ``torch.distributed.init_process_group()``. What they print appears here line by line, marked
-    by rank. When this returns or raises, no rank is left.
+    by rank, and is kept in a log file per rank. When this returns or raises, no rank is left.
 
     Parameters
     ----------
@@ -82,23 +60,48 @@ def launch(
         that can be imported are, from their files as they are then. A rank has returned when its
         threads have ended (but for daemons) and its ``atexit`` functions have run.
     nprocs
-        Number of ranks; by default one per GPU, or 2 where there is none.
+        Number of ranks; by default one per device, or 2 where there is no GPU.
+    devices
+        Where they run: "cpu", "cuda", or CUDA devices such as ``[0, 2]``, one for each rank; by
+        default the GPUs if there are any. ``[0, 0]`` with ``backend="gloo"`` shares a GPU.
     backend
-        "nccl" or "gloo" (which trains on the CPU); by default nccl if each rank has a GPU of its
-        own. Reaches ``DistributedManager.initialize()`` as NVALCHEMI_DISTRIBUTED_BACKEND.
+        "nccl" or "gloo" (which trains on the CPU, unless devices are given); by default nccl if
+        each rank has a GPU of its own. Reaches ``DistributedManager.initialize()`` as
+        NVALCHEMI_DISTRIBUTED_BACKEND.
     timeout
         Seconds after which the ranks are ended and TimeoutError is raised; by default never.
+    stall
+        Seconds after which the Python stack of every rank is shown if no rank has printed or moved
+        meanwhile; nothing is ended. By default never.
     env
-        Further environment variables of the ranks. OMP_NUM_THREADS is the number of cores divided
-        by ``nprocs`` unless set here or in this process.
+        Further environment variables of the ranks.
+    block
+        If False, return a :class:`LaunchHandle` at once, and let the ranks run in the background.
+    output
+        What of their output is shown: of all ranks, of rank 0, or nothing. The logs have all.
+    threads
+        CPU threads of each rank (OMP_NUM_THREADS); by default the cores divided by ``nprocs``,
+        unless OMP_NUM_THREADS is set in ``env`` or in this process.
+    standby
+        How many ranks to spawn ahead for the next launch, which then starts in a tenth of a second
+        instead of some; each launch has fresh ranks all the same, and one that waits leaves after
+        an hour. By default as many as this launch has in a Jupyter kernel, and none elsewhere.
+    by_value
+        Modules that are to travel as they are in this process, instead of being imported from
+        their files by the ranks.
     *args, **kwargs
         Arguments of ``fn``. For keywords with the names above use ``functools.partial``.
+
+    Returns
+    -------
+    RankResults or LaunchHandle
 
     Raises
     ------
     RankError
         If a rank fails: its text has the rank, the exception and the rank's own traceback, its
-        ``__cause__`` is the original exception.
+        ``__cause__`` is the original exception. Also if a rank waits in a collective for one that
+        has returned.
     TypeError, ValueError
         If an argument is wrong or cannot be sent; no process has been started then.
     KeyboardInterrupt
@@ -106,23 +109,56 @@ def launch(
     """
     _refuse_nesting()
     if not callable(fn):
-        raise TypeError(f"launch() needs a function as its first argument: {_short(repr(fn))}")
+        raise TypeError(f"launch() needs a function as its first argument: {shortened(repr(fn))}")
     _check_arguments(fn, args, kwargs)
-    count = _rank_count(nprocs)
-    variables = _shared_variables(count, _backend(backend, count), _environment(env))
-    _check_timeout(timeout)
-    marker = origins.Marker()
-    task = _pack(fn, args, kwargs, marker)
+    layout = lay_out(nprocs, devices, backend, threads, env)
+    _check_seconds("timeout", timeout)
+    _check_seconds("stall", stall)
+    _check_choices(block, output)
+    ahead = _standby_count(standby, layout)
+    call = (fn, args, kwargs, by_value)
     try:
-        with _meeting_point() as port, origins.known(marker.sent):
-            variables["MASTER_PORT"] = str(port)
-            environments = [_rank_variables(variables, rank) for rank in range(count)]
-            return RankResults(WorkerGroup(task, environments, _show).run(timeout))
+        with ExitStack() as resources:
+            group, shown = _start(resources, layout, call, output, stall, ahead, block)
+            if not block:
+                return LaunchHandle(group, shown, layout.nprocs, timeout, resources.pop_all())
+            return RankResults(group.run(timeout))
     except KeyboardInterrupt:
-        print(f"launch() was interrupted: {count} rank{'s'[: count - 1]} ended")
+        count = layout.nprocs
+        print(f"launch() was interrupted: {count} rank{'s' if count > 1 else ''} ended")
         raise KeyboardInterrupt from None  # where we waited tells nothing
-    finally:
-        os.close(task)
+
+
+def _start(
+    resources: ExitStack,
+    layout: Layout,
+    call: tuple[Callable[..., Any], tuple, dict[str, Any], Sequence[ModuleType | str]],
+    mode: Literal["stream", "rank0", "quiet"],
+    stall: float | None,
+    ahead: int,
+    blocks: bool,
+) -> tuple[WorkerGroup, RankOutput]:
+    """Start the ranks and give them their task; what is to be undone goes to ``resources``."""
+    fn, args, kwargs, modules = call
+    marker = origins.Marker()
+    task = pack(fn, args, kwargs, marker, modules)
+    resources.callback(os.close, task)
+    environments = layout.environments()
+    # undone last: ranks of the next launch do not compete with those of this one
+    resources.callback(standby_ranks.keep, ahead, environments[0], PER_LAUNCH)
+    port = resources.enter_context(meeting_point())
+    resources.enter_context(origins.known(marker.sent))
+    for variables in environments:
+        variables["MASTER_PORT"] = str(port)
+    shown = RankOutput(layout.nprocs, mode, live=blocks)
+    resources.callback(shown.close)
+    if mode != "quiet":
+        shown.say(str(layout))
+    ranks = standby_ranks.take(environments, PER_LAUNCH)
+    resources.callback(end_all, ranks, INTERRUPT)
+    tasks = [standby_ranks.make_task(variables, PER_LAUNCH) for variables in environments]
+    watch = Watch(stall, lambda text: shown.say(text, "stderr"))
+    return WorkerGroup(ranks, tasks, task, shown, watch), shown
 
 
 def _refuse_nesting() -> None:
@@ -147,7 +183,7 @@ def _check_arguments(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
         return  # a builtin does not tell
-    ours = ("nprocs", "backend", "timeout", "env")
+    ours = _own_keywords()
     for name in kwargs:
         close = difflib.get_close_matches(name, ours, n=1, cutoff=0.75)
         if close and name not in signature.parameters:
@@ -165,141 +201,45 @@ def _name(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__name__", type(fn).__name__)
 
 
-def _rank_count(nprocs: Any) -> int:
-    if nprocs is None:
-        return torch.cuda.device_count() or 2
+def _own_keywords() -> list[str]:
+    parameters = inspect.signature(launch).parameters.values()
+    return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+
+
+def _check_seconds(name: str, seconds: Any) -> None:
+    if seconds is None:
+        return
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise TypeError(f"{name} must be a number of seconds or None: {seconds!r}")
+    if not seconds > 0:
+        raise ValueError(f"{name} must be positive: {seconds!r}")
+
+
+def _check_choices(block: Any, output: Any) -> None:
+    if not isinstance(block, bool):
+        raise TypeError(f"block must be True or False: {block!r}")
+    if output not in _OUTPUTS:
+        raise ValueError(f"output must be one of {', '.join(map(repr, _OUTPUTS))}: {output!r}")
+
+
+def _standby_count(standby: Any, layout: Layout) -> int:
+    if standby is None:
+        return layout.nprocs if _is_kernel() else 0
     try:
-        count = index(nprocs)
+        count = index(standby)
     except TypeError:
         count = None
-    if count is None or isinstance(nprocs, bool):
-        raise TypeError(f"nprocs must be an integer or None: {nprocs!r}")
-    if count < 1:
-        raise ValueError(f"nprocs must be at least 1: {count}")
+    if count is None or isinstance(standby, bool):
+        raise TypeError(f"standby must be a number of ranks or None: {standby!r}")
+    if count < 0:
+        raise ValueError(f"standby must not be negative: {count}")
     return count
 
 
-def _backend(backend: str | None, nprocs: int) -> str:
-    devices = torch.cuda.device_count()
-    if backend is None:
-        return "nccl" if nprocs <= devices and torch.distributed.is_nccl_available() else "gloo"
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be 'gloo', 'nccl' or None: {backend!r}")
-    if backend == "nccl" and nprocs > devices:
-        raise ValueError(
-            f"backend 'nccl' needs one GPU per rank: {nprocs} ranks, {devices} GPUs; use fewer "
-            "ranks, or backend='gloo' to train on the CPU"
-        )
-    return backend
+def _is_kernel() -> bool:
+    """Return whether this is a Jupyter kernel, where one launch is seldom the last."""
+    if "IPython" not in sys.modules:
+        return False
+    from IPython import get_ipython
 
-
-def _check_timeout(timeout: Any) -> None:
-    if timeout is None:
-        return
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise TypeError(f"timeout must be a number of seconds or None: {timeout!r}")
-    if not timeout > 0:
-        raise ValueError(f"timeout must be positive: {timeout!r}")
-
-
-def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
-    for name, value in (env or {}).items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise TypeError(f"env must map names to strings: {name!r}: {value!r}")
-        if name in _OURS:
-            raise ValueError(f"env must not set {name}: launch() sets it for each rank")
-    return dict(env or {})
-
-
-def _shared_variables(nprocs: int, backend: str, env: dict[str, str]) -> dict[str, str]:
-    loopback = "lo" if sys.platform == "linux" else "lo0"
-    polite = {
-        "OMP_NUM_THREADS": str(max(1, _cores() // nprocs)),
-        # ranks of one machine talk over no other interface
-        "GLOO_SOCKET_IFNAME": loopback,
-        "NCCL_SOCKET_IFNAME": loopback,
-    }
-    return {
-        **{name: value for name, value in polite.items() if name not in os.environ},
-        **env,
-        "WORLD_SIZE": str(nprocs),
-        "LOCAL_WORLD_SIZE": str(nprocs),
-        "GROUP_RANK": "0",
-        "MASTER_ADDR": _LOOPBACK,
-        # torch's own switch for "the launcher holds the store": rank 0 opens none
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        BACKEND_VARIABLE: backend,
-        METHOD_VARIABLE: "ENV",
-    }
-
-
-def _rank_variables(shared: dict[str, str], rank: int) -> dict[str, str]:
-    return {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _pack(
-    fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], marker: origins.Marker
-) -> int:
-    """Write the task into a new payload; the caller closes it."""
-    task = payload.new_file()
-    try:
-        with payload.by_value(fn):
-            payload.dump((fn, args, kwargs, _cell_sources()), task, marker)
-    except (TypeError, pickle.PicklingError, AttributeError, ValueError, RuntimeError) as error:
-        os.close(task)
-        with payload.by_value(fn):
-            name = payload.find_unsendable(fn, args, kwargs) or "the function"
-        raise TypeError(
-            f"{name} cannot be sent to the ranks ({type(error).__name__}: {error}); make it inside "
-            "the function, or pass what it is made from"
-        ) from error
-    return task
-
-
-def _cell_sources() -> dict[str, tuple[int, None, list[str], str]]:
-    """Return linecache's entries for code that is in no file, so that tracebacks can show it."""
-    sources = {}
-    for name, entry in list(linecache.cache.items()):
-        if len(entry) == 4 and not os.path.exists(name):
-            sources[name] = (entry[0], None, entry[2], name)  # no time: never checked on disk
-    return sources
-
-
-@contextmanager
-def _meeting_point() -> Iterator[int]:
-    """Hold the store where the ranks meet, on a port of the loopback interface that is free."""
-    listener = socket.create_server((_LOOPBACK, 0))
-    port = listener.getsockname()[1]
-    store = TCPStore(
-        _LOOPBACK,
-        port,
-        is_master=True,
-        timeout=timedelta(seconds=30),
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
-    try:
-        yield port
-    finally:
-        del store
-
-
-def _show(rank: int, stream: str, line: str) -> None:
-    target = sys.stdout if stream == "stdout" else sys.stderr
-    text = f"[rank {rank}] {line}\n"
-    try:
-        target.write(text)
-    except UnicodeEncodeError as error:  # a terminal or log file that is not utf-8
-        target.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
-    if isinstance(target, io.TextIOWrapper):  # a kernel's streams go out by themselves
-        target.flush()
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 100 else text[:97] + "..."
+    return getattr(get_ipython(), "kernel", None) is not None

@@ -148,7 +148,7 @@ def _fail_on_rank_1(how: str) -> object:
     [
         ("raise", "rank 1: KeyError: 'energy'\n", KeyError),
         ("kill", "rank 1: killed by SIGKILL", type(None)),
-        ("unsendable", "rank 1: the value could not be sent back: TypeError: cannot", TypeError),
+        ("unsendable", "rank 1: the value could not be sent back: TypeError: result is a lock", TypeError),
     ],
 )
 def test_the_rank_that_failed_is_named(how, start, cause):
@@ -196,21 +196,28 @@ def test_wrong_arguments_are_refused_before_any_process(monkeypatch):
     lock = threading.Lock()
     started = []
     module = sys.modules[launch.__module__]  # the package's attribute is the function
-    monkeypatch.setattr(module, "WorkerGroup", lambda *a: started.append(a))
+    monkeypatch.setattr(module.standby_ranks, "take", lambda *a: started.append(a))
     cases = [
         (lambda: launch(int, nprocs=0), ValueError, "nprocs must be at least 1: 0"),
         (lambda: launch(int, nprocs="2"), TypeError, "nprocs must be an integer or None: '2'"),
         (lambda: launch(int, nprocs=2.5), TypeError, "nprocs must be an integer or None: 2.5"),
         (lambda: launch(int, nprocs=True), TypeError, "nprocs must be an integer or None: True"),
         (lambda: launch(int, backend="mpi"), ValueError, "backend must be 'gloo', 'nccl'"),
-        (lambda: launch(int, nprocs=999, backend="nccl"), ValueError, "one GPU per rank: 999"),
+        (lambda: launch(int, nprocs=999, backend="nccl"), ValueError, "one GPU per rank: 0 GPUs"),
         (lambda: launch(int, timeout=-1), ValueError, "timeout must be positive: -1"),
         (lambda: launch(int, timeout="1"), TypeError, "timeout must be a number of seconds"),
+        (lambda: launch(int, stall=0), ValueError, "stall must be positive: 0"),
+        (lambda: launch(int, block=1), TypeError, "block must be True or False: 1"),
+        (lambda: launch(int, output="all"), ValueError, "output must be one of 'stream', 'rank0'"),
+        (lambda: launch(int, standby=-1), ValueError, "standby must not be negative: -1"),
+        (lambda: launch(int, standby=1.5), TypeError, "standby must be a number of ranks"),
+        (lambda: launch(int, threads=0), ValueError, "threads must be at least 1: 0"),
+        (lambda: launch(int, devices=[99]), ValueError, "99"),
         (lambda: launch(int, env={"RANK": "1"}), ValueError, "env must not set RANK"),
         (lambda: launch(int, env={"A": 1}), TypeError, "env must map names to strings"),
         (lambda: launch(3), TypeError, "needs a function as its first argument: 3"),
-        (lambda: launch(lambda: lock), TypeError, "'lock' cannot be sent to the ranks"),
-        (lambda: launch(int, lock), TypeError, "argument 0 cannot be sent to the ranks"),
+        (lambda: launch(lambda: lock), TypeError, "lock is a lock, which cannot be sent to the ranks"),
+        (lambda: launch(int, lock), TypeError, "argument 0 is a lock, which cannot be sent"),
     ]
     for call, kind, sentence in cases:
         with pytest.raises(kind) as caught:
@@ -231,13 +238,15 @@ def nested():
     from nvalchemi.notebook.launch import launch
     launch(work)
 values = []
-threads = [threading.Thread(target=lambda: values.append(list(launch(work, nprocs=1))))
+def start():
+    values.append(list(launch(work, nprocs=1, output="quiet")))
+threads = [threading.Thread(target=start)
            for _ in range(2)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
 print(values)
 try:
-    launch(nested, nprocs=1)
+    launch(nested, nprocs=1, output="quiet")
 except RankError as error:
     print(str(error).splitlines()[0])
 """

@@ -92,14 +92,24 @@ def test_an_interrupt_is_short_and_ascii_ends_nothing(tmp_path):
     script.write_text(SCRIPT)
     process = subprocess.Popen(
         [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "ascii"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONIOENCODING": "ascii",
+            "OMP_NUM_THREADS": "1",
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(4)]
-    assert lines[:2] == ["[rank 0] loss \\u2713\n", "interrupt me\n"]
+    assert lines == [
+        "1 rank on CPU, gloo, 1 thread\n",
+        "[rank 0] loss \\u2713\n",
+        "interrupt me\n",
+        "2 ranks on CPU, gloo, 1 thread each\n",
+    ]
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert "launch() was interrupted: 2 ranks ended" in out

@@ -1,0 +1,93 @@
+"""Where ranks stand: their Python stacks, also of ranks that are blocked in C++."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nvalchemi.distributed.rank import Rank, wait_for_any
+
+_PATIENCE = 0.5  # s; a rank writes its stack in milliseconds, unless the machine swaps
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.* \(most recent call first\):")
+
+# places of torch and of this package in which a rank waits for the other ranks
+_MEETING_PLACES = (
+    "/torch/distributed/",
+    "/torch/nn/parallel/distributed.py",
+    "/nvalchemi/distributed/rendezvous.py",
+    "/nvalchemi/distributed/collectives.py",
+)
+_PLUMBING = ("/nvalchemi/distributed/rank_process.py", "/nvalchemi/distributed/rank_pool.py")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One call of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        text = f'  File "{self.file}", line {self.line}, in {self.function}'
+        source = linecache.getline(self.file, self.line).strip()
+        return f"{text}\n    {source}" if source else text
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The main thread of a rank, its outermost call first; empty where none could be had."""
+
+    frames: tuple[Frame, ...] = ()
+
+    @property
+    def meets(self) -> str | None:
+        """The collective that the rank may be waiting in, or None where it is at work.
+
+        The hooks of DistributedDataParallel run in C++ below a backward pass, so that counts too.
+        """
+        for frame in self.frames[-4:]:
+            if frame.function == "_engine_run_backward":
+                return "backward"
+            if any(place in frame.file for place in _MEETING_PLACES):
+                return frame.function
+        return None
+
+    def __str__(self) -> str:
+        if not self.frames:
+            return "  (no stack: the rank did not answer)"
+        return "\n".join(map(str, self.frames))
+
+
+def read_stacks(ranks: Sequence[Rank]) -> list[Stack]:
+    """Ask ranks where they stand; does not disturb what they do."""
+    texts = dict.fromkeys(ranks, "")
+    for rank in ranks:
+        rank.take_stack()  # an older answer
+        rank.ask_for_stack()
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline and not all(map(_is_whole, texts.values())):
+        wait_for_any(ranks, 0.01)
+        for rank in ranks:
+            texts[rank] += rank.take_stack()
+    return [parse(text) for text in texts.values()]
+
+
+def _is_whole(text: str) -> bool:
+    # the main thread's bottom, which is always ours, comes last
+    return text.rstrip().endswith("in <module>")
+
+
+def parse(text: str) -> Stack:
+    """Read what faulthandler writes; its last thread is the main one."""
+    sections = _THREAD.split(text)
+    if len(sections) < 2:
+        return Stack()
+    found = [_FRAME.fullmatch(line) for line in sections[-1].splitlines()]
+    frames = [Frame(m[1], int(m[2]), m[3]) for m in found if m][::-1]
+    ours = [k for k, frame in enumerate(frames) if frame.file.endswith(_PLUMBING)]
+    return Stack(tuple(frames[ours[-1] + 1 :] if ours else frames))

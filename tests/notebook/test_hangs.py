@@ -1,0 +1,111 @@
+"""Ranks that hang: reported with their stacks, or ended when nobody can help them any more."""
+
+import os
+import re
+import signal
+import time
+
+import pytest
+
+from nvalchemi.notebook import RankError, launch
+
+
+def _wait_for_who_has_returned() -> None:
+    import torch.distributed as dist
+
+    if os.environ["RANK"] == "0":
+        return
+    dist.init_process_group("gloo")  # waits for rank 0 at the store, for ever
+
+
+def test_a_rank_that_waits_for_one_that_has_returned_is_ended_with_its_stack():
+    began = time.monotonic()
+    with pytest.raises(RankError) as caught:
+        launch(_wait_for_who_has_returned, nprocs=2, timeout=100)
+    text = str(caught.value)
+    assert text.startswith("rank 1: waits in ")
+    assert re.search(r"for rank 0, which returned \d+ s ago: a collective needs every rank", text)
+    assert 'dist.init_process_group("gloo")' in text  # where it waits
+    assert caught.value.__notes__ == ["rank 0: had returned"]
+    assert time.monotonic() - began < 90
+
+
+def _outlast_the_others() -> str:
+    if os.environ["RANK"] == "1":
+        time.sleep(8)  # idle, but in no collective
+    return os.environ["RANK"]
+
+
+def test_a_rank_that_is_only_slower_is_left_alone():
+    assert list(launch(_outlast_the_others, nprocs=2)) == ["0", "1"]
+
+
+def _stand() -> str:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 0:
+        time.sleep(5)
+    dist.barrier()
+    return "went on"
+
+
+def test_a_stall_shows_where_every_rank_stands_and_ends_nothing(capfd):
+    assert list(launch(_stand, nprocs=2, stall=1.5)) == ["went on", "went on"]
+    said = capfd.readouterr().err
+    assert said.count("no rank has printed or moved for") == 1
+    first, second = said.split("rank 0 stands at")[1].split("rank 1 stands at")
+    assert "time.sleep(5)" in first and "dist.barrier()" in second
+
+
+def _move() -> None:
+    until = time.monotonic() + 4
+    while time.monotonic() < until:
+        for _ in range(1000):
+            pass
+        sum(range(1000))
+
+
+def test_a_rank_that_moves_does_not_stall(capfd):
+    launch(_move, nprocs=1, stall=1)
+    assert "no rank has printed" not in capfd.readouterr().err
+
+
+def _die_when_made() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+class _Killer:
+    """Kills the process that unpickles it."""
+
+    def __reduce__(self):
+        return _die_when_made, ()
+
+
+def test_a_rank_that_dies_while_it_loads_is_told_from_one_that_dies_in_the_function():
+    with pytest.raises(RankError, match="rank 0: killed by SIGSEGV while the function was being"):
+        launch(lambda killer: None, _Killer(), nprocs=1)
+    with pytest.raises(RankError) as caught:
+        launch(_die_when_made, nprocs=1)
+    assert str(caught.value).startswith("rank 0: killed by SIGSEGV\n") or (
+        str(caught.value) == "rank 0: killed by SIGSEGV"
+    )
+
+
+def _report_late_peer() -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def test_the_others_of_a_killed_rank_have_their_story_in_the_notes():
+    with pytest.raises(
+        RankError, match=r"^rank 1: killed by SIGKILL \(out of memory\?\)"
+    ) as caught:
+        launch(_report_late_peer, nprocs=2, timeout=60)
+    assert len(caught.value.__notes__) == 1
+    assert caught.value.__notes__[0].startswith("rank 0: ")
