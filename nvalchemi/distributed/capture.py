@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterable, Iterator
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
 from nvalchemi.distributed.modules import innermost
 from nvalchemi.distributed.pickling import Pickler
 from nvalchemi.distributed.tensor_forms import LARGE
-from nvalchemi.distributed.unsendable import Refusal, UnsendableError, describe
+from nvalchemi.distributed.unsendable import Refusal, describe
 
 _SIZED = (str, bytes, bytearray)
 _ATOMS = frozenset(
@@ -60,7 +61,7 @@ class Place:
         text, user = "", ""
         for place in line:
             if place.variable:
-                owner = None if place.parent is None else place.parent.obj
+                owner = None if place.parent is None else innermost(place.parent.obj)
                 is_root = owner is None or owner is innermost(line[0].obj)
                 text, user = place.label, "" if is_root else _qualname(owner)
             elif place.parent is not None and isinstance(place.parent.obj, type):
@@ -138,11 +139,15 @@ def _children(place: Place, pickler: Pickler) -> Iterator[Place]:
     if isinstance(reduced, str):
         return iter(())
     if kind is MethodType:
-        return iter([Place(obj.__self__, place, "self", True), Place(obj.__func__, place, "")])
+        is_root = place.parent is None and not place.label.startswith("argument ")
+        label = "self" if is_root else ".__self__"
+        return iter([Place(obj.__self__, place, label, is_root), Place(obj.__func__, place, "")])
     if kind is CellType:
         return iter([Place(obj.cell_contents, place, "")] if reduced[1] else [])
     if kind is FunctionType and len(reduced) == 6:
         return _of_function(place, reduced[2])
+    if kind is np.ndarray and obj.dtype.hasobject:
+        return (Place(x, place, f".flat[{i}]") for i, x in enumerate(obj.flat) if not _is_atom(x))
     if kind is functools.partial:
         return _of_partial(place)
     return _of_reduced(place, reduced)
@@ -265,7 +270,7 @@ def _attributes(obj: Any) -> dict[str, Any]:
     return found
 
 
-def explain(roots: Iterable[Place], pickler: Pickler, back: bool) -> UnsendableError:
+def explain(roots: Iterable[Place], pickler: Pickler, back: bool) -> TypeError:
     """Return the error to raise when ``pickler`` has failed, with a sentence that names the cause.
 
     ``back`` says that a value should have gone from a rank to its parent.
@@ -282,15 +287,15 @@ def explain(roots: Iterable[Place], pickler: Pickler, back: bool) -> UnsendableE
             if kind is not None:
                 above = place if isinstance(place.error, Refusal) else above
                 remedy = kind.back if back else kind.there
-                return UnsendableError(f"{above} is {kind.what}, which {where}; {remedy}")
-        return UnsendableError(_unknown(str(place), place.obj, place.error or error, where, back))
+                return TypeError(f"{above} is {kind.what}, which {where}; {remedy}")
+        return TypeError(_unknown(str(place), place.obj, place.error or error, where, back))
     if _is_too_deep(error):
-        return UnsendableError(
+        return TypeError(
             f"an object of type {type(culprit).__qualname__} {where}: it is nested too deeply in "
             "others; keep its parts in a list instead of linking each to the next"
         )
     text = _unknown("something it reaches", culprit, error, where, back)
-    return UnsendableError(text)
+    return TypeError(text)
 
 
 def _unknown(path: str, obj: Any, error: Exception, where: str, back: bool) -> str:

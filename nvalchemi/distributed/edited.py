@@ -3,7 +3,7 @@
 The bytecode cache beside a module holds what was imported, unless another process has imported the
 new text meanwhile: a rank, for one. So each module is remembered when it is first looked at, and
 then its functions are compared with those of its file, too. What that first look cannot see is a
-constant that was changed before it, in a module that another process had imported again.
+constant that was changed before it, if the cache does not exist or is of the new text.
 """
 
 from __future__ import annotations

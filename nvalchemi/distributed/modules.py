@@ -33,6 +33,14 @@ def by_value(fn: Callable[..., Any], modules: Iterable[ModuleType] = ()) -> Iter
     home = sys.modules.get(getattr(innermost(fn), "__module__", None) or "")
     if home is not None and home.__name__ != "__main__" and not _can_be_imported(home):
         wanted.append(home)
+    with by_value_here(wanted):
+        yield
+
+
+@contextmanager
+def by_value_here(modules: Iterable[ModuleType]) -> Iterator[None]:
+    """Let what lies in these modules travel by value."""
+    wanted = [*modules]
     if not wanted:
         yield
         return

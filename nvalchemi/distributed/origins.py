@@ -74,9 +74,33 @@ def known(sent: dict[str, Any]) -> Iterator[None]:
 
 
 def put_into_modules() -> None:
-    """On a rank: put what has arrived where plain pickle (torch.save, DataLoader) looks for it."""
+    """On a rank: put what has arrived where plain pickle (torch.save, DataLoader) looks for it.
+
+    Processes that the rank spawns get it, too.
+    """
+    from nvalchemi.distributed import rank_children  # it needs this module
+
+    rank_children.take_over()
     for obj in _named:
         name = obj.__module__
         module = sys.modules.get(name) or sys.modules.setdefault(name, ModuleType(name))
         setattr(module, obj.__qualname__, obj)
     _named.clear()
+
+
+def modules_of_arrived() -> list[ModuleType]:
+    """On a rank: return the modules, other than the notebook, of what came by value."""
+    names = {obj.__module__ for obj in _originals.values()} - {"__main__"}
+    return [sys.modules[name] for name in names if name in sys.modules]
+
+
+def forget_functions() -> None:
+    """On a rank that is asked again: let go of functions that came, and of all that they hold.
+
+    Classes stay, so that their instances in the namespace can go back as what they were.
+    """
+    for mark, obj in list(_originals.items()):
+        if isinstance(obj, FunctionType):
+            _marks.pop(id(obj), None)
+        if _marks.get(id(obj)) != mark:  # a function, or a class that came again
+            del _originals[mark]

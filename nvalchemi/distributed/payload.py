@@ -9,13 +9,15 @@ changes once it is written, and no other user can open it.
 from __future__ import annotations
 
 import fcntl
+import gc
 import io
 import mmap
 import os
 import pickle
 import struct
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -115,11 +117,14 @@ def dump_task(
 
     Raises
     ------
-    UnsendableError
-        A TypeError that names what cannot be sent, the path to it, and what to do.
+    TypeError
+        If something cannot be sent: it names it, the path to it, and what to do.
     """
     modules = modules or {}
     roots = roots_of(fn, args, kwargs)
+    for name, module in modules.items():
+        inside = contents(module, {})[0].items()
+        roots += [Place(value, None, f"{name}.{key}", True) for key, value in inside]
     with by_value(fn, modules.values()):
         whole: dict[str, dict[str, str]] = {name: {} for name in modules}
         task = _Task(tuple(modules.values()), (fn, args, kwargs, sources))
@@ -140,8 +145,8 @@ def dump_result(value: Any, descriptor: int) -> None:
 
     Raises
     ------
-    UnsendableError
-        A TypeError that names what cannot be sent back, and the path to it: ``result['loader']``.
+    TypeError
+        If something cannot be sent back: it names the path to it, ``result['loader']``.
     """
     pickler = _write(value, descriptor, to_cpu=True)
     if pickler.failure is not None:
@@ -166,7 +171,20 @@ def load(descriptor: int) -> Any:
         begin = end + -end % _ALIGN
         end = begin + size
         buffers.append(mapped[begin:end])
-    return pickle.loads(mapped[_HEADER.size : _HEADER.size + length], buffers=buffers)
+    with _without_collection():
+        return pickle.loads(mapped[_HEADER.size : _HEADER.size + length], buffers=buffers)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Keep Python from looking for garbage while all that is made is kept: it doubles the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _write(obj: Any, descriptor: int, **options: Any) -> Pickler:
@@ -178,7 +196,8 @@ def _write(obj: Any, descriptor: int, **options: Any) -> Pickler:
         file.write(bytes(_HEADER.size))
         pickler = Pickler(file, buffers.append, **options)
         try:
-            pickler.dump(obj)
+            with _without_collection():
+                pickler.dump(obj)
         except Exception as error:
             pickler.failure = error
             return pickler

@@ -14,6 +14,7 @@ import pickle
 import sys
 import weakref
 from collections.abc import Callable, Mapping
+from multiprocessing.connection import _ConnectionBase
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -106,6 +107,8 @@ class Pickler(cloudpickle.Pickler):
             return self.forms.of_tensor
         if kind is np.ndarray:
             return self.forms.of_array
+        if issubclass(kind, _ConnectionBase):
+            return _refuse_connection
         found: Any = {
             np.memmap: self.forms.of_memmap,
             torch.UntypedStorage: self.forms.of_storage,
@@ -126,7 +129,7 @@ class Pickler(cloudpickle.Pickler):
         return found
 
     def _definition(self, obj: Any) -> Any:
-        as_mark = origins.as_mark(obj)
+        as_mark = self._mark_of(obj)
         if as_mark is not None:
             return as_mark
         reduced = super().reducer_override(obj)
@@ -138,6 +141,9 @@ class Pickler(cloudpickle.Pickler):
         else:
             reduced = self._with_globals_of_module(obj, reduced)
         return self._marker.mark(obj, reduced) if self._marker else reduced
+
+    def _mark_of(self, obj: Any) -> Any:
+        return origins.as_mark(obj)
 
     def _with_globals_of_module(self, obj: FunctionType, reduced: tuple) -> tuple:
         """Let a function of a module that goes as a whole have that module's variables."""
@@ -187,6 +193,10 @@ def _refuse_wrapped(obj: Any) -> Any:
             f"return {remedy}",
         )
     )
+
+
+def _refuse_connection(obj: Any) -> Any:
+    raise Refusal(describe(obj) or Kind("a connection"))  # by number would be another's descriptor
 
 
 def _code(obj: CodeType) -> Any:

@@ -17,11 +17,14 @@ from numpy.lib.array_utils import byte_bounds
 
 from nvalchemi.distributed.unsendable import Kind, Refusal
 
-LARGE = 1 << 20  # bytes; from here on an object is worth naming
-_NUMPY_HAS = frozenset(
-    [torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16]
-    + [torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128]
+_WAYS = (
+    "__reduce_ex__",
+    "__reduce__",
+    "__setstate__",
+    "__torch_dispatch__",
+    "__torch_function__",
 )
+LARGE = 1 << 20  # bytes; from here on an object is worth naming
 
 
 class Forms:
@@ -46,7 +49,7 @@ class Forms:
     def of_tensor(self, obj: torch.Tensor) -> Any:
         """Return the form of a tensor; tensors on one storage stay so."""
         kind = type(obj)
-        if kind is torch.Tensor and obj.is_cpu and obj.dtype in _NUMPY_HAS:
+        if kind is torch.Tensor:
             form = self._of_simple(obj)
             if form is not None:
                 return form
@@ -73,16 +76,14 @@ class Forms:
 
     def _of_simple(self, obj: torch.Tensor) -> Any:
         """Return the short form of what most tensors are: all of a storage, in order."""
-        if obj.requires_grad or obj.layout is not torch.strided or not obj.is_contiguous():
+        try:
+            content: Any = obj.numpy()
+        except (RuntimeError, TypeError):  # on a device, sparse, with grad, of a type of torch only
             return None
-        if obj.is_conj() or obj.is_neg() or obj.__dict__ or obj._backward_hooks is not None:
+        nbytes, storage = content.nbytes, obj.untyped_storage()
+        if not nbytes or nbytes != storage.nbytes() or not content.flags.c_contiguous:
             return None
-        content: Any = obj.numpy()
-        nbytes = content.nbytes
-        storage = obj.untyped_storage()
-        if not nbytes or nbytes != storage.nbytes():
-            return None
-        if self._carriers.setdefault(storage._cdata, obj) is not obj:
+        if obj.__dict__ or self._carriers.setdefault(storage._cdata, obj) is not obj:
             return None
         if nbytes >= LARGE:
             self.large.append((obj, nbytes))
@@ -158,11 +159,14 @@ def _is_plain(tensor: torch.Tensor, kind: type) -> bool:
 
 def _is_plain_class(kind: type) -> bool:
     """Return whether a class of tensors leaves torch's own ways of making them as they are."""
-    names = ("__reduce_ex__", "__reduce__", "__setstate__", "__torch_dispatch__")
     base = torch.nn.Parameter if issubclass(kind, torch.nn.Parameter) else torch.Tensor
-    own = [name for name in names if getattr(kind, name, None) != getattr(base, name, None)]
-    function = getattr(kind, "__torch_function__", None) == torch.Tensor.__torch_function__
-    return not own and function and not hasattr(kind, "__tensor_flatten__")
+    own = [name for name in _WAYS if _method(kind, name) != _method(base, name)]
+    return not own and not hasattr(kind, "__tensor_flatten__")
+
+
+def _method(kind: type, name: str) -> Any:
+    found = getattr(kind, name, None)
+    return getattr(found, "__func__", found)  # of a class method, whatever class asks
 
 
 def on_device(what: str, device: torch.device) -> Refusal:
@@ -250,7 +254,8 @@ def _open_memmap(
 
 
 def _make_view(content: Any, form: Any, shape: Any) -> memoryview:
-    return memoryview(content).cast(form, shape)
+    view = memoryview(content)
+    return view.cast(form, shape) if view.nbytes else view.cast(form)
 
 
 def _address(array: np.ndarray) -> int:

@@ -29,10 +29,6 @@ class Refusal(pickle.PicklingError):
         self.kind = kind
 
 
-class UnsendableError(TypeError):
-    """Something cannot be sent. The text has its name, the path to it, and a remedy."""
-
-
 def describe(obj: Any) -> Kind | None:
     """Return what sort of object this is, if it is of one that is known to be unsendable."""
     kind = type(obj)
@@ -102,6 +98,7 @@ _KINDS: tuple[tuple[str, str, Kind], ...] = (
     ("multiprocessing.pool", "Pool", _POOL),
     ("concurrent.futures", "Future", _RUNNING),
     ("asyncio", "AbstractEventLoop Future Queue Lock Event BaseTransport", _RUNNING),
+    ("logging", "Handler", Kind("a handler of logging")),
     ("socket", "socket", Kind("a socket", "open it inside the function")),
     ("sqlite3", "Connection", _DATABASE),
     ("sqlite3", "Cursor", _CURSOR),
