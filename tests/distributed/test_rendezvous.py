@@ -139,3 +139,22 @@ def test_a_rank_that_waits_for_others_says_so():
         process.kill()
         process.wait()
         process.stderr.close()
+
+
+def test_a_connection_that_stalls_is_told_from_ranks_that_come_late(capsys):
+    import time
+
+    import torch.distributed as dist
+
+    from nvalchemi.distributed import rendezvous
+
+    def tell(rank: int, *ago: float) -> str:
+        store = dist.HashStore()
+        for other, seconds in enumerate(ago):
+            store.set(f"arrived/{other}", repr(time.time() - seconds))
+        rendezvous._tell_of_a_stall(store, rank, len(ago))
+        return capsys.readouterr().err
+
+    assert tell(0, 5.1, 5.2).startswith("the ranks took 5.1 s to connect although all were there")
+    assert tell(0, 5.1, 0.1) == "" and tell(0, 0.1, 5.1) == ""
+    assert tell(1, 5.1, 5.2) == ""  # one rank tells
