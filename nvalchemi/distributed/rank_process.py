@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import importlib
 import io
 import linecache
 import multiprocessing
@@ -140,8 +141,14 @@ def _show_stack_on_signal(descriptor: int) -> None:
 
 
 def _import_what_most_functions_need() -> None:
-
-    from nvalchemi.distributed import payload, rank_torch  # noqa: F401
+    for name in (
+        "torch._dynamo",  # the first DistributedDataParallel imports it, for a second
+        "torch.nn.parallel",
+        "torch.optim",
+        "nvalchemi.distributed.payload",
+        "nvalchemi.distributed.rank_torch",
+    ):
+        importlib.import_module(name)
 
 
 def _reset_signals() -> None:

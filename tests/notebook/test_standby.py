@@ -67,7 +67,8 @@ def test_one_that_was_killed_while_it_waited_is_replaced():
     assert launch(_pid, nprocs=1, standby=1)[0] != lost
 
 
-def _meet(port_of_its_own: bool) -> tuple[int, bool]:
+def _meet() -> tuple[int, bool]:
+    preloaded = "torch._dynamo" in sys.modules
     import torch
     import torch.distributed as dist
 
@@ -75,16 +76,17 @@ def _meet(port_of_its_own: bool) -> tuple[int, bool]:
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
     model(torch.ones(1, 2)).sum().backward()
     dist.destroy_process_group()
-    return os.getpid(), "torch._dynamo" in sys.modules
+    return os.getpid(), preloaded
 
 
 def test_ranks_that_waited_meet_and_train():
     launch(_pid, nprocs=2, standby=2)
     time.sleep(1)
     ahead = _waiting()
-    results = launch(_meet, False, nprocs=2, standby=2)
+    results = launch(_meet, nprocs=2, standby=2)
     assert {pid for pid, _ in results} == ahead
-    results = launch(_meet, False, nprocs=3, standby=0)  # two that wait and a new one
+    assert all(preloaded for _, preloaded in results)
+    results = launch(_meet, nprocs=3, standby=0)  # two that wait and a new one
     assert len({pid for pid, _ in results}) == 3
 
 
