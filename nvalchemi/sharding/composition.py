@@ -18,9 +18,9 @@ SpreadKind = Literal["exact", "bound", "standard deviation"]
 
 LONG = 2**24  # samples times ranks of a sampler that is iterated, some seconds
 
-# An exact mixture is at every position within one sample of its share for up to four data sets,
-# within 1.7 for any number (`nvalchemi.data.datapipes.mixture`); a batch is the difference of two.
-FEW, DRIFT_FEW, DRIFT_ANY = 4, 1.0, 1.7
+# A mixture is less than a sample off its share at any position (`datapipes.mixture`); a batch is
+# the difference of two positions.
+DRIFT = 2.0
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,7 @@ def batch_spread(plan: "ShardPlan", asked: Shares, size: float) -> tuple[Shares,
     ):
         return np.zeros(len(asked)), "exact"
     if in_batch is not None:
-        drift = DRIFT_FEW if len(asked) <= FEW else DRIFT_ANY
-        return np.where(asked > 0, 2 * drift, 0.0), "bound"
+        return np.where(asked > 0, DRIFT, 0.0), "bound"
     total = len(plan.samples)
     # without replacement a batch of a finite set varies less (hypergeometric)
     finite = (total - size) / max(1, total - 1) if total > size else 0.0

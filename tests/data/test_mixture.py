@@ -6,14 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvalchemi.data.datapipes.mixture import (
-    MAX_PERIOD,
     Contiguous,
     FixedBatches,
     Mixture,
-    Periodic,
     rounded_share,
     spread,
 )
+from nvalchemi.data.datapipes.quota import Quota
 from nvalchemi.data.datapipes.weights import exact_shares
 
 
@@ -59,31 +58,21 @@ def test_a_period_is_exact_and_drift_is_below_its_bound(shares: list[int]):
         )
 
 
-@given(shares=st.lists(st.integers(0, 300), min_size=1, max_size=12).filter(any))
-@settings(max_examples=150, deadline=None)
-def test_a_table_stays_below_one_sample_for_any_shares(shares: list[int]):
-    table = Periodic(shares)
-    total = sum(shares)
-    sets, draws = table.locate(np.arange(2 * total))
-    assert_draws_count_up(sets, draws)
-    assert np.bincount(sets[:total], minlength=len(shares)).tolist() == shares
-    assert largest_drift(shares, sets) <= table.max_drift + 1e-9
-    assert table.max_drift < 1
-    for positions in (0, total // 2, total + 1):
-        found = np.bincount(sets[:positions], minlength=len(shares)).tolist()
-        assert table.counts(positions) == found
-
-
-def test_a_table_is_taken_where_the_tree_would_drift_by_a_sample():
+def test_a_quota_is_taken_where_the_tree_would_drift_by_a_sample():
     shares = exact_shares([0.5, 0.3, 0.1, 0.05, 0.025, 0.015, 0.005, 0.003, 0.002])
     assert sum(shares) == 1000 and Mixture(shares).max_drift > 1
-    chosen = spread([3 * share for share in shares])
-    assert isinstance(chosen, Periodic) and chosen.shares == shares
-    sets = chosen.locate(np.arange(10**6))[0]
-    assert largest_drift(shares, sets) < 1
+    chosen = spread(shares)
+    assert isinstance(chosen, Quota)
+    assert largest_drift(shares, chosen.locate(np.arange(10**6))[0]) < 1
     assert isinstance(spread([9, 1]), Mixture)
-    too_long = [share * 1000 + 1 for share in shares]
-    assert sum(too_long) > MAX_PERIOD and isinstance(spread(too_long), Mixture)
+
+
+@given(shares=st.lists(st.integers(0, 10**6), min_size=1, max_size=30).filter(any))
+@settings(max_examples=50, deadline=None)
+def test_what_is_taken_stays_below_one_sample_for_any_number_of_data_sets(shares: list[int]):
+    sets, draws = spread(shares).locate(np.arange(4000))
+    assert_draws_count_up(sets, draws)
+    assert largest_drift(shares, sets) < 1
 
 
 @given(shares=st.lists(st.integers(1, 2**38), min_size=1, max_size=4))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, TypeAlias
 
-from nvalchemi.data.datapipes.mixture import Allocation, FixedBatches, Mixture, spread
+from nvalchemi.data.datapipes.mixture import Allocation, FixedBatches, spread
 from nvalchemi.data.datapipes.order import MAX_SIZE
 from nvalchemi.data.datapipes.weights import (
     check_integer,
@@ -98,7 +98,7 @@ def choose_compositions(
         return {0: weighted_composition(tempered, lengths, "temperature weights")}
     if samples_per_dataset is not None:
         return {0: counted_composition(samples_per_dataset, lengths, batch_size)}
-    return {0: Composition(lengths, Mixture(lengths), asked=False)}
+    return {0: Composition(lengths, spread(lengths), asked=False)}
 
 
 def staged_compositions(

@@ -12,23 +12,18 @@ and a data set inherits its parent's error in proportion, so by at most
 
 Up to four data sets lie at most two levels deep and stay below one sample, whatever the shares. For
 more, the tree is Huffman's, whose ancestors grow at least like Fibonacci numbers: always below 1.7,
-and `Mixture.max_drift` is the bound of the case at hand. `Periodic` stays below one sample for any
-number of data sets, from a table; `spread` takes it where that bound is not met and the shares
-repeat within a few thousand positions.
+and `Mixture.max_drift` is the bound of the case at hand. Where it is not below one sample, `spread`
+takes a `Quota`, which always is, and takes longer.
 """
 
-import heapq
-import math
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
 from nvalchemi.data.datapipes.order import MAX_SIZE, Indices
+from nvalchemi.data.datapipes.quota import Quota, divide
 from nvalchemi.data.datapipes.share_tree import arrange
-
-MAX_PERIOD = 2**12
-"""Longest table of a `Periodic`: it takes some milliseconds to make."""
 
 
 class Allocation(Protocol):
@@ -44,7 +39,7 @@ class Allocation(Protocol):
 
 
 class Mixture:
-    """Data sets by exact shares, spread evenly: within about a sample of the share at any position.
+    """Data sets by exact shares, spread evenly, by a tree: within `max_drift` of each share.
 
     Parameters
     ----------
@@ -94,37 +89,6 @@ class Mixture:
         return out.tolist()
 
 
-class Periodic:
-    """A mixture from a table of one period, within a sample of each share for any data sets.
-
-    The table is Tijdeman's schedule ("The chairman assignment problem", Discrete Mathematics 32,
-    1980): with m data sets and the share w of one, its draw number i may come from position n on
-    where w * n - i >= 1 / (2m - 2), and of those that may the one comes that soonest would lag by
-    more than 1 - 1 / (2m - 2); no data set ever lags or leads by more than that.
-    """
-
-    def __init__(self, shares: Sequence[int]) -> None:
-        self.shares = check_shares(shares)
-        self._shares = np.array(self.shares, dtype=np.int64)
-        self._set = schedule(self._shares)
-        filled = int(np.count_nonzero(self._shares))
-        self.max_drift = 1 - 1 / (2 * filled - 2) if filled > 1 else 0.0
-        by_set = np.argsort(self._set, kind="stable")
-        self._draw = np.empty_like(self._set)
-        first = np.repeat(np.cumsum(self._shares) - self._shares, self._shares)
-        self._draw[by_set] = np.arange(len(self._set)) - first
-
-    def locate(self, positions: Indices) -> tuple[Indices, Indices]:
-        period, place = np.divmod(positions, len(self._set))
-        sets = self._set[place]
-        return sets, period * self._shares[sets] + self._draw[place]
-
-    def counts(self, positions: int) -> list[int]:
-        periods, rest = divmod(positions, len(self._set))
-        begun = np.bincount(self._set[:rest], minlength=len(self._shares))
-        return (periods * self._shares + begun).tolist()
-
-
 class FixedBatches:
     """The same number of samples of each data set in every batch, data set after data set."""
 
@@ -160,50 +124,14 @@ class Contiguous:
 
 
 def rounded_share(k: Indices, part: Indices, whole: Indices) -> tuple[Indices, Indices]:
-    """floor((k * part + whole // 2) / whole) and its remainder, exact although k * part may wrap.
-
-    Where it wraps, a float64 quotient is right to within one, and the remainder modulo 2^64 is
-    exact and mends it.
-    """
-    numerator = k * part + (whole >> 1)
-    if int(k.max(initial=0)) * int(part.max(initial=0)) < 2**62:
-        return np.divmod(numerator, whole)
-    quotient = ((k.astype(np.float64) * part + whole // 2) / whole).astype(np.int64)
-    remainder = numerator - quotient * whole
-    off = (remainder >= whole).astype(np.int64) - (remainder < 0).astype(np.int64)
-    return quotient + off, remainder - off * whole
+    """k * part / whole, rounded, halves up, and what that leaves of (k * part + whole // 2)."""
+    return divide(k, part, whole, whole >> 1)
 
 
-def spread(shares: Sequence[int]) -> Mixture | Periodic:
-    """The mixture of data sets by shares whose drift is below one sample, where there is one.
-
-    A `Mixture`, unless its bound is a sample or more and the shares repeat soon enough for a table.
-    """
+def spread(shares: Sequence[int]) -> Mixture | Quota:
+    """The mixture of data sets by shares that stays below one sample off at any position."""
     mixture = Mixture(shares)
-    divisor = math.gcd(*mixture.shares)
-    if mixture.max_drift < 1 or sum(mixture.shares) // divisor > MAX_PERIOD:
-        return mixture
-    return Periodic([share // divisor for share in mixture.shares])
-
-
-def schedule(shares: Indices) -> Indices:
-    """Data set of each position of a period, by the rule that `Periodic` states, in integers."""
-    period, slack = int(shares.sum()), max(2 * int(np.count_nonzero(shares)) - 2, 1)
-    sets = np.repeat(np.arange(len(shares)), shares)
-    draw = np.arange(period) - np.repeat(np.cumsum(shares) - shares, shares)
-    scaled = slack * shares[sets]
-    first = -(-period * (1 + draw * slack) // scaled)  # positions counted from 1
-    last = period * (draw * slack + slack - 1) // scaled
-    waiting = np.argsort(first, kind="stable")[::-1].tolist()
-    jobs = list(zip(first.tolist(), last.tolist(), sets.tolist()))
-    ready: list[tuple[int, int]] = []
-    out = np.empty(period, dtype=np.int64)
-    for position in range(1, period + 1):
-        while waiting and jobs[waiting[-1]][0] <= position:
-            _, due, j = jobs[waiting.pop()]
-            heapq.heappush(ready, (due, j))
-        out[position - 1] = heapq.heappop(ready)[1]
-    return out
+    return mixture if mixture.max_drift < 1 else Quota(mixture.shares)
 
 
 def check_shares(shares: Sequence[int]) -> list[int]:

@@ -22,6 +22,7 @@ from nvalchemi.data.datapipes.allocation import (
 from nvalchemi.data.datapipes.epoch_sampler import EpochSampler
 from nvalchemi.data.datapipes.mixture import Allocation, Contiguous, FixedBatches
 from nvalchemi.data.datapipes.order import Indices, child_key, derive_key
+from nvalchemi.data.datapipes.quota import Quota
 from nvalchemi.data.datapipes.sequence import EpochOrder, choose_drawing
 from nvalchemi.data.datapipes.sharded import ShardedSampler, resolve_rank
 from nvalchemi.data.datapipes.weights import check_integer
@@ -67,7 +68,7 @@ class MultiDatasetBatchSampler(ShardedSampler[list[int]]):
     batch_size : int
         Samples in a batch of one rank.
     weights : sequence of float, or {int: sequence of float}, optional
-        Shares of the data sets, at any position exact to about a sample. A mapping has stages, by
+        Shares of the data sets, at any position exact to within a sample. A mapping has stages, by
         the epoch from which each holds: ``{0: [1, 0], 5: [1, 1]}``. All stages must have epochs of
         one length; `set_epoch` chooses.
     temperature : float, optional
@@ -365,9 +366,13 @@ def emit_batches(rows: Indices) -> Iterator[list[int]]:
 
 
 def describe(stages: Stages) -> str:
-    """Shares by first epoch, without a common factor, which the order does not depend on."""
+    """Shares by first epoch, without a common factor, which the order does not depend on.
+
+    A quota is named: states from before there were any belong to other orders.
+    """
     parts = []
     for first, composition in stages.items():
         divisor = math.gcd(*composition.shares)
-        parts.append(f"{first}: {[share // divisor for share in composition.shares]}")
+        quota = " in quota" if isinstance(composition.allocation, Quota) else ""
+        parts.append(f"{first}: {[share // divisor for share in composition.shares]}{quota}")
     return ", ".join(parts)
