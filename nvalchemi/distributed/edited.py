@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import inspect
 import marshal
 import os
 import sys
@@ -62,31 +61,34 @@ def _reached(names: Iterable[str]) -> set[str]:
 
 
 def _home(value: Any) -> Any:
+    """Return the module of a definition, or of the class of another object."""
     kind = type(value)
-    is_definition = isinstance(value, (type, FunctionType))
-    return getattr(value if is_definition else kind, "__module__", None)
+    return vars(kind).get("__module__") if not _is_definition(kind) else value.__module__
+
+
+def _is_definition(kind: type) -> bool:
+    return issubclass(kind, (type, FunctionType))
 
 
 def _is_edited(module: ModuleType) -> bool:
-    file = module.__file__
-    assert file is not None
+    file, spec = str(module.__file__), getattr(module, "__spec__", None)
     try:
         status = os.stat(file)
         stamp = (status.st_mtime_ns, status.st_size)
         known = _known.get(module.__name__)
-        if known is not None and known.spec is module.__spec__ and known.stamp == stamp:
+        if known is not None and known.spec is spec and known.stamp == stamp:
             return False
         with open(file, "rb") as source:
             text = source.read()
     except OSError:
         return False  # it is gone: it goes by value
     digest = hashlib.sha256(text).digest()
-    if known is not None and known.spec is module.__spec__:
+    if known is not None and known.spec is spec:
         edited = digest != known.digest
     else:
         edited = _differs(module, text, stamp)
     if not edited:
-        _known[module.__name__] = _Text(module.__spec__, stamp, digest)
+        _known[module.__name__] = _Text(spec, stamp, digest)
     return edited
 
 
@@ -130,9 +132,10 @@ def _codes_here(module: ModuleType) -> Iterator[CodeType]:
     for value in list(vars(module).values()):
         members = list(vars(value).values()) if isinstance(value, type) else [value]
         for member in members:
-            member = getattr(member, "__func__", member)  # of a classmethod or staticmethod
-            member = inspect.unwrap(member) if callable(member) else member
-            code = getattr(member, "__code__", None)
-            if isinstance(code, CodeType) and code.co_filename == module.__file__:
-                if member.__module__ == module.__name__:
-                    yield code
+            if isinstance(member, (classmethod, staticmethod)):
+                member = member.__func__
+            while isinstance(member, FunctionType) and "__wrapped__" in vars(member):
+                member = vars(member)["__wrapped__"]
+            if isinstance(member, FunctionType) and member.__module__ == module.__name__:
+                if member.__code__.co_filename == module.__file__:
+                    yield member.__code__

@@ -213,4 +213,9 @@ def _find_spec(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
 
 
 def _is_installed(file: str) -> bool:
-    return file.startswith(tuple(sysconfig.get_path(k) for k in ("stdlib", "purelib", "platlib")))
+    return file.startswith(_installation())
+
+
+@functools.cache
+def _installation() -> tuple[str, ...]:
+    return tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))

@@ -265,22 +265,3 @@ def _name_large(roots: Iterable[Place], pickler: Pickler) -> list[tuple[str, int
 
 def _megabytes(nbytes: int) -> str:
     return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.0f} MB"
-
-
-def dump(obj: Any, descriptor: int, marker: Marker | None = None) -> None:
-    """Write ``obj``; raises what pickling it raises."""
-    pickler = _write(obj, descriptor, marker=marker, to_cpu=marker is None)
-    if pickler.failure is not None:
-        raise pickler.failure
-
-
-def find_unsendable(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> str | None:
-    """Return the path to what cannot be pickled."""
-    try:
-        descriptor = new_file()
-        dump_task(fn, args, kwargs, {}, descriptor)
-    except TypeError as error:
-        return str(error)
-    finally:
-        os.close(descriptor)
-    return None

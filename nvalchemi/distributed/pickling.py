@@ -60,7 +60,7 @@ class Pickler(cloudpickle.Pickler):
     forms
         The forms of tensors and arrays, and which of them are large.
     referred
-        Names of the modules that the reader has to import.
+        Names of the modules that the reader has to import, and others.
     failure, length
         Why pickling failed, and the length of the stream; its user sets them.
     """
@@ -139,8 +139,16 @@ class Pickler(cloudpickle.Pickler):
         if isinstance(obj, type):
             _keep_slots(obj, reduced[1])
         else:
+            self._note_imports(obj.__code__)
             reduced = self._with_globals_of_module(obj, reduced)
         return self._marker.mark(obj, reduced) if self._marker else reduced
+
+    def _note_imports(self, code: CodeType) -> None:
+        """Note what a function may import when it runs: the names that could be modules."""
+        self.referred.update(code.co_names)
+        for const in code.co_consts:
+            if isinstance(const, CodeType):
+                self._note_imports(const)
 
     def _mark_of(self, obj: Any) -> Any:
         return origins.as_mark(obj)

@@ -137,8 +137,6 @@ class Forms:
         has_file = mapping is not None and obj.mode != "c" and os.path.exists(obj.filename or "")
         if not has_file or not obj.size:
             return NotImplemented if obj.dtype.hasobject else (_as_memmap, (np.asarray(obj),))
-        if obj.mode != "r":
-            obj.flush()
         low, high = byte_bounds(obj)
         begin = obj.offset - obj.offset % mmap.ALLOCATIONGRANULARITY
         start = begin + low - _address(np.frombuffer(mapping, np.uint8))

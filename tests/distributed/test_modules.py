@@ -9,6 +9,7 @@ import types
 
 import pytest
 
+from nvalchemi.distributed import payload
 from nvalchemi.distributed.edited import edited_since_import
 from nvalchemi.distributed.modules import named_modules
 
@@ -110,3 +111,24 @@ def test_what_a_module_imports_is_looked_at_too(beside):
     importlib.import_module("high")
     beside("low", "def rate():\n    return 2\n")
     assert edited_since_import(["high"]) == ["low"]
+
+
+def test_what_a_function_imports_when_it_runs_is_looked_at(beside):
+    def work():
+        def inner():
+            import inside
+
+            return inside
+
+        return inner
+
+    beside("inside", "def rate():\n    return 1\n")
+    importlib.import_module("inside")
+    sent = payload.dump_task(work, (), {}, {}, payload.new_file())
+    assert sent.describe_edited() is None
+    beside("inside", "def rate():\n    return 2\n")
+    sent = payload.dump_task(work, (), {}, {}, payload.new_file())
+    assert sent.describe_edited() == (
+        "edited since it was imported: inside. The ranks run the file as it is now; to run it "
+        "here, too, importlib.reload it, or send what is here: launch(by_value=[inside])"
+    )

@@ -18,8 +18,10 @@ from collections import OrderedDict, defaultdict, deque
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nvalchemi.distributed import payload
+from nvalchemi.distributed.modules import by_value
 
 LOCK = threading.Lock()
 
@@ -27,7 +29,7 @@ LOCK = threading.Lock()
 def refusal(fn, *args, **kwargs):
     """The sentence with which it is refused; "" if it is not."""
     # as in a notebook: what is defined here is not imported by ranks
-    with payload.by_value(take, (sys.modules[__name__],)):
+    with by_value(take, (sys.modules[__name__],)):
         try:
             payload.dump_task(fn, args, kwargs, {}, payload.new_file())
         except TypeError as error:
@@ -210,6 +212,15 @@ def test_what_is_known_has_a_name_and_a_remedy(make, words):
     text = refusal(take, [make()])
     assert text.startswith(f"argument 0[0] is {words}"), text
     assert ", which cannot be sent to the ranks; " in text and len(text) < 300
+
+
+def test_a_tensor_on_a_device_stays_here():
+    with FakeTensorMode(allow_non_fake_inputs=True):  # has a device that this machine may lack
+        net = Record(layers=[torch.ones(2, device="cuda")])
+    assert refusal(take, net) == (
+        "argument 0.layers[0] is a tensor on cuda:0, which cannot be sent to the ranks; pass it as "
+        "it is on the CPU (.cpu()), or make it on the rank's own device"
+    )
 
 
 class Refuses:
