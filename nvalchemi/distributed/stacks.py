@@ -32,6 +32,12 @@ class Frame:
     line: int
     function: str
 
+    @property
+    def meets(self) -> bool:
+        """Whether it is a call in which ranks wait for each other."""
+        places = any(place in self.file for place in _MEETING_PLACES)
+        return places or self.function == "_engine_run_backward"
+
     def __str__(self) -> str:
         text = f'  File "{self.file}", line {self.line}, in {self.function}'
         source = linecache.getline(self.file, self.line).strip()
@@ -50,17 +56,22 @@ class Stack:
 
         The hooks of DistributedDataParallel run in C++ below a backward pass, so that counts too.
         """
-        for frame in self.frames[-4:]:
-            if frame.function == "_engine_run_backward":
-                return "backward"
-            if any(place in frame.file for place in _MEETING_PLACES):
-                return frame.function
-        return None
+        names = [frame.function for frame in self.frames[self._own :]]
+        called = next((name for name in names if name != "wrapper"), None)
+        return "backward" if called == "_engine_run_backward" else called
+
+    @property
+    def _own(self) -> int:
+        """How many of the frames are the user's, before those in which a rank meets others."""
+        count = len(self.frames)
+        while count and self.frames[count - 1].meets:
+            count -= 1
+        return count
 
     def __str__(self) -> str:
         if not self.frames:
             return "  (no stack: the rank did not answer)"
-        return "\n".join(map(str, self.frames))
+        return "\n".join(map(str, self.frames[: max(self._own, 1)]))
 
 
 def read_stacks(ranks: Sequence[Rank]) -> list[Stack]:

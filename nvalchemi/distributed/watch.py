@@ -80,10 +80,12 @@ class Watch:
         if self.stall is None or self._told or now < self._moved + self.stall:
             return
         self._told = True
-        places = "\n".join(f"rank {r.number} stands at\n{s}" for r, s in zip(late, self._stacks))
-        self.report(
-            f"no rank has printed or moved for {now - self._moved:.0f} s (they go on):\n{places}"
-        )
+        places = [
+            f"rank {rank.number} stands at{f' {stack.meets}' if stack.meets else ''}\n{stack}"
+            for rank, stack in zip(late, self._stacks)
+        ]
+        seconds = f"{now - self._moved:.0f} s (they go on)"
+        self.report("\n".join([f"no rank has printed or moved for {seconds}:", *places]))
 
     def _is_deadlock(self, late: Sequence[Rank], now: float, since: float) -> bool:
         busy = [rank.cpu_seconds() for rank in late]
