@@ -1,0 +1,174 @@
+"""The frame of every picture: question, truth, panels, key numbers, and the line about the plan."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PathCollection
+from matplotlib.colors import Colormap
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from nvalchemi.notebook.plots.facts import SIGN, Facts
+from nvalchemi.notebook.style import (
+    DEVIATION,
+    DEVIATION_LIMIT,
+    FAINT,
+    LINE,
+    TEXT,
+    WRONG,
+)
+
+SIZE, DPI = (9.0, 5.2), 100
+TOP, BOTTOM = 0.80, 0.27  # of the panels
+A_ROW = 8  # numbers in a row
+WIDE = 132  # letters of a line of small text
+Rect = tuple[float, float, float, float]
+
+
+def start(figure: Figure | None, view: str, rects: Mapping[str, Rect]) -> tuple[Figure, list[Axes]]:
+    """A figure with a panel at each place (left, bottom, width, height; bottom and height of 1).
+
+    Axes that the figure has for the same panels are emptied and kept: making new ones takes longer
+    than all the rest.
+    """
+    if figure is None:
+        figure = Figure(figsize=SIZE, dpi=DPI)
+        FigureCanvasAgg(figure)
+    names = [f"{view}: {name}" for name in rects]
+    if [axes.get_label() for axes in figure.axes] != names:
+        figure.clear()
+        for name, (left, bottom, width, height) in zip(names, rects.values()):
+            place = (left, BOTTOM + bottom * (TOP - BOTTOM), width, height * (TOP - BOTTOM))
+            figure.add_axes(place, label=name)
+    for text in list(figure.texts):
+        text.remove()
+    panels = list(figure.axes)
+    for axes in panels:
+        empty(axes)
+    return figure, panels
+
+
+def empty(axes: Axes) -> None:
+    artists = [*axes.lines, *axes.patches, *axes.collections, *axes.images, *axes.texts]
+    for artist in artists:
+        artist.remove()
+    legend = axes.get_legend()
+    if legend is not None:
+        legend.remove()
+    axes.set_prop_cycle(None)
+
+
+def finish(figure: Figure, facts: Facts) -> Figure:
+    """Write what is asked, what to look for, how true it is, the numbers, and the plan."""
+    figure.text(0.02, 0.955, facts.question, fontsize=11.5, fontweight="bold", color=TEXT)
+    figure.text(0.02, 0.918, facts.look_for, color=FAINT)
+    word, _, rest = facts.truth.partition(":")
+    box = {"boxstyle": "round,pad=0.25", "facecolor": "none", "edgecolor": FAINT, "linewidth": 0.8}
+    figure.text(0.025, 0.868, word.upper(), fontweight="bold", fontsize=7.5, bbox=box)
+    figure.text(0.04 + 0.0088 * len(word), 0.868, rest.strip(), fontsize=7.5, color=FAINT)
+    write_numbers(figure, facts)
+    figure.text(0.02, 0.02, textwrap.shorten(facts.plan, WIDE), fontsize=7, color=FAINT)
+    figure.set_label(facts.alt)
+    return figure
+
+
+def write_numbers(figure: Figure, facts: Facts) -> None:
+    numbers = facts.numbers[:A_ROW]
+    for number, left in zip(numbers, np.linspace(0.02, 0.98, len(numbers) + 1)):
+        value = f"{SIGN} {number.value}" if number.wrong else number.value
+        colour = WRONG if number.wrong else TEXT
+        size = 11 if len(value) < 12 else 8.5
+        figure.text(left, 0.112, value, fontsize=size, fontweight="bold", color=colour)
+        figure.text(left, 0.075, number.name, fontsize=7.5, color=colour if number.wrong else FAINT)
+
+
+def label(axes: Axes, x: str, y: str, title: str = "") -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    # the place is given, so that matplotlib does not look for one around all ticks
+    axes.set_title(title, loc="left", y=1.01, color=FAINT)
+
+
+def note(axes: Axes, words: str, width: int = 40) -> None:
+    """A sentence in the place of a picture."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.text(
+        0.5, 0.5, textwrap.fill(words, width), ha="center", va="center", color=FAINT, fontsize=8.5
+    )
+
+
+def id_ticks(
+    edges: Sequence[float] | NDArray[np.int64], number: int = 4
+) -> tuple[list[float], list[str]]:
+    """Ticks of an axis of bins, labelled with the real numbers at their edges."""
+    places = np.unique(np.linspace(0, len(edges) - 1, min(number + 1, len(edges))).astype(int))
+    return [float(p) for p in places], [f"{int(edges[p]):,}" for p in places]
+
+
+def spread_ticks(values: NDArray[np.int64], most: int = 8) -> tuple[list[float], list[str]]:
+    """Ticks at the middle of some of the rows of an image, labelled with what they are."""
+    places = np.unique(np.linspace(0, len(values) - 1, min(most, len(values))).astype(int))
+    return [p + 0.5 for p in places.tolist()], [f"{int(values[p]):,}" for p in places]
+
+
+def image(
+    axes: Axes, values: NDArray[np.float64], limits: tuple[float, float], colours: Colormap
+) -> None:
+    """An image of cells of size one, the first row on top."""
+    rows, columns = values.shape
+    axes.imshow(
+        np.ma.masked_invalid(values),
+        extent=(0, columns, rows, 0),
+        aspect="auto",
+        vmin=limits[0],
+        vmax=limits[1],
+        cmap=colours,
+    )
+    axes.set_xlim(0, columns)
+    axes.set_ylim(rows, 0)
+
+
+def deviations(axes: Axes, z: NDArray[np.float64]) -> None:
+    """An image of deviations in standard deviations, with a sign where the colour ends."""
+    image(axes, z, (-DEVIATION_LIMIT, DEVIATION_LIMIT), DEVIATION)
+    for far, sign in ((z >= DEVIATION_LIMIT, "+"), (z <= -DEVIATION_LIMIT, "_")):
+        rows, columns = np.nonzero(far)
+        rows, columns = rows[:400], columns[:400]
+        if rows.size:
+            axes.scatter(columns + 0.5, rows + 0.5, s=9, marker=sign, c=TEXT, linewidths=0.6)
+
+
+def deviation_key(axes: Axes) -> None:
+    """The fixed scale of all deviations, as a strip."""
+    ramp = np.linspace(DEVIATION_LIMIT, -DEVIATION_LIMIT, 64)[:, None]
+    image(axes, ramp, (-DEVIATION_LIMIT, DEVIATION_LIMIT), DEVIATION)
+    axes.set_xticks([])
+    axes.set_yticks([0, 32, 64], ["+4 σ, +", "0", "-4 σ, −"])  # noqa: RUF001
+    axes.yaxis.tick_right()
+    label(axes, "", "", "found")
+
+
+def sequential_key(axes: Axes, top: float, bottom: float, title: str, colours: Colormap) -> None:
+    """The scale of an image, as a strip."""
+    image(axes, np.linspace(1, 0, 64)[:, None], (0, 1), colours)
+    axes.set_xticks([])
+    axes.set_yticks([0, 64], [f"{top:,.4g}", f"{bottom:,.4g}"])
+    axes.yaxis.tick_right()
+    label(axes, "", "", title)
+
+
+def crosses(axes: Axes, x: NDArray[np.float64], y: NDArray[np.float64]) -> PathCollection:
+    """Marks of what is wrong."""
+    return axes.scatter(x, y, s=26, marker="x", c=WRONG, linewidths=1.2)
+
+
+def rule(axes: Axes, places: NDArray[np.float64]) -> None:
+    """Lines between steps."""
+    for place in places.tolist():
+        axes.axvline(place, color=LINE, linewidth=0.6)
