@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nvalchemi.sharding.plan import ShardPlan
 
 FAR = 0.5  # of the share asked for, below which a data set is called starved
+STARVED = "starved data set"
 SIGMAS = 5.0  # beyond so many standard deviations chance is no explanation
 STRIPES = 4.0  # times the variance within batches that a random order has
 NOTED_PADDING = 0.01  # part of an epoch that may be padding
@@ -28,12 +29,15 @@ def check_plan(plan: "ShardPlan", max_imbalance: float, seed: int) -> list[Findi
     look = Look(plan, max_imbalance, seed)
     findings = [finding for check in CHECKS for finding in check(look)]
     orders = {look.epochs[0]: look.orders}
+    looks = [look]
     for epoch in later_epochs(look):
         later = Look(plan, max_imbalance, seed, epoch)
         orders[epoch] = later.orders
         known = {finding.data["check"] for finding in findings}
         for check in EPOCH_CHECKS if epoch < plan.epochs else ():
             findings += [in_epoch(f, epoch) for f in check(later) if f.data["check"] not in known]
+        looks += [later] if epoch < plan.epochs else []
+    findings = [unless_by_chance(finding, looks) for finding in findings]
     findings += check_epochs(look, orders)
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
@@ -41,6 +45,31 @@ def check_plan(plan: "ShardPlan", max_imbalance: float, seed: int) -> list[Findi
 def in_epoch(finding: Finding, epoch: int) -> Finding:
     sentence = f"In epoch {epoch}: {finding.sentence[0].lower()}{finding.sentence[1:]}"
     return replace(finding, sentence=sentence, data={**finding.data, "epoch": epoch})
+
+
+def unless_by_chance(finding: Finding, looks: list[Look]) -> Finding:
+    """A data set that gets nothing in an epoch: no error if chance may do that, and not always."""
+    data = finding.data
+    if data["check"] != STARVED or data["count"] or data["wish"] > SIGMAS**2:
+        return finding
+    j = data["dataset"]
+    got = {
+        look.epochs[0]: int(look.composition.counts[j])
+        for look in looks
+        if look.composition is not None
+    }
+    reached = [epoch for epoch, number in got.items() if number]
+    if not reached:
+        return finding
+    empty = [epoch for epoch, number in got.items() if not number]
+    return Finding(
+        "warning",
+        f"Data set {j} gets no sample in epoch {empty[0]} and {got[reached[0]]} in epoch "
+        f"{reached[0]}: of so few (about {data['wish']:.2g} an epoch are asked for) the order "
+        "leaves out all now and then.",
+        "Use drop_last=False, or raise its weight.",
+        data,
+    )
 
 
 def check_seed(look: Look) -> Iterator[Finding]:
@@ -76,8 +105,8 @@ def check_shares(look: Look) -> Iterator[Finding]:
         return
     drawn = composition.counts.sum()
     for j, (asked, count) in enumerate(zip(composition.asked, composition.counts.tolist())):
-        data = {"check": "starved data set", "dataset": j, "asked": asked, "count": count}
         wish = asked * drawn
+        data = {"check": STARVED, "dataset": j, "asked": asked, "count": count, "wish": wish}
         if asked and not count:
             yield Finding(
                 "error",

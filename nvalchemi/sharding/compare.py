@@ -58,6 +58,8 @@ class Comparison:
         plan does not have; that nothing is recorded.
     skipped : list of int
         Sessions on other numbers of ranks, which are not compared.
+    part : str
+        Where the record begins and ends, if it is not the whole plan. That is no fault.
     """
 
     batches: int
@@ -66,6 +68,7 @@ class Comparison:
     uneven: str
     breaks: list[str]
     skipped: list[int]
+    part: str
 
     @property
     def as_planned(self) -> bool:
@@ -85,6 +88,8 @@ class Comparison:
             sentences.append("not as planned: " + ", ".join(self.breaks))
         if self.uneven:
             sentences.append(self.uneven)
+        if self.part:
+            sentences.append(self.part)
         if self.skipped:
             sentences.append(f"not compared, on other numbers of ranks: sessions {self.skipped}")
         return "; ".join(sentences)
@@ -113,7 +118,34 @@ def compare_record(plan: "ShardPlan", record: Record) -> Comparison:
         uneven=next(filter(None, unevens), ""),
         breaks=find_breaks(plan, same),
         skipped=[n for n in range(len(sizes)) if n not in same],
+        part=find_part(plan, list(same.values()), len(same) < len(sizes)),
     )
+
+
+def find_part(plan: "ShardPlan", sessions: list[Session], skipped: bool) -> str:
+    """Where batches begin and end, unless those are the first and the last step of the plan."""
+    logs = [log for session in sessions for log in session.ranks if len(log)]
+    if not logs:
+        return ""
+    first, last = end_step(logs, 0), end_step(logs, -1)
+    final = plan.epochs - 1, plan.num_steps(plan.epochs - 1) - 1
+    ends = []
+    if first > (0, 0):
+        ends.append(f"begins at epoch {first[0]}, step {first[1]}")
+    if last < final:
+        ends.append(
+            f"ends with epoch {last[0]}, step {last[1]}, of a plan up to epoch {final[0]}, step "
+            f"{final[1]}"
+        )
+    what = "what is compared" if skipped else "the record"
+    return f"{what} {' and '.join(ends)}" if ends else ""
+
+
+def end_step(logs: list[RankLog], end: int) -> tuple[int, int]:
+    """The first (0) or last (-1) epoch and step of all ranks."""
+    steps = [np.lexsort((log.steps, log.epochs))[end] for log in logs]
+    found = sorted((int(log.epochs[at]), int(log.steps[at])) for log, at in zip(logs, steps))
+    return found[end]
 
 
 def find_uneven(number: int, session: Session) -> str:

@@ -60,6 +60,48 @@ def test_a_data_set_that_is_starved_in_a_later_epoch():
     assert finding.severity == "error" and finding.data["epoch"] == 1
 
 
+class LeavesTwoOut(Padded):
+    """A dropped tail of two; sample 100 is in that of epoch 0, or of the later ones."""
+
+    unlucky = (0,)
+
+    def order(self):
+        order = super().order()
+        at = np.flatnonzero(order == 100)
+        to = -1 if self.epoch in self.unlucky else 0
+        order[[at[0], to]] = order[[to, at[0]]]
+        return order[:-2]
+
+    def __iter__(self):
+        return iter(self.order().tolist())
+
+
+class Unlucky(LeavesTwoOut):
+    unlucky = (1, 2)
+
+
+class AlwaysUnlucky(LeavesTwoOut):
+    unlucky = (0, 1, 2)
+
+
+def test_a_small_data_set_that_chance_leaves_out_of_an_epoch_is_no_error():
+    plan = ShardPlan([100, 1], sampler=LeavesTwoOut, world_size=1, batch_size=9, epochs=3)
+    finding = found(plan)["starved data set"]
+    assert finding.severity == "warning"
+    assert finding.sentence.startswith("Data set 1 gets no sample in epoch 0 and 1 in epoch 1")
+    later = ShardPlan([100, 1], sampler=Unlucky, world_size=1, batch_size=9, epochs=3)
+    finding = found(later)["starved data set"]
+    assert finding.severity == "warning"
+    assert finding.sentence.startswith("Data set 1 gets no sample in epoch 1 and 1 in epoch 0")
+
+
+def test_a_small_data_set_that_is_left_out_of_every_epoch_is_an_error():
+    plan = ShardPlan([100, 1], sampler=AlwaysUnlucky, world_size=1, batch_size=9, epochs=3)
+    assert found(plan)["starved data set"].severity == "error"
+    one = ShardPlan([100, 1], sampler=LeavesTwoOut, world_size=1, batch_size=9)
+    assert found(one)["starved data set"].severity == "error"
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8])
 @pytest.mark.parametrize("batch_size", [4, 16, 32])
 def test_padding_of_an_unknown_sampler_is_no_error(ranks, batch_size):

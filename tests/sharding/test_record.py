@@ -319,6 +319,29 @@ def test_a_resume_that_goes_on_exactly_is_as_planned(tmp_path, stop):
     assert str(plan.compare(load_record(tmp_path))) == "as planned: 32 batches on 2 ranks"
 
 
+@pytest.mark.parametrize(
+    ("first", "stop", "part"),
+    [
+        (0, 16, ""),
+        (3, 16, "the record begins at epoch 0, step 3"),
+        (0, 9, "the record ends with epoch 1, step 0, of a plan up to epoch 1, step 7"),
+        (
+            8,
+            12,
+            "the record begins at epoch 1, step 0 and ends with epoch 1, step 3, of a plan up to "
+            "epoch 1, step 7",
+        ),
+    ],
+)
+def test_a_record_of_a_part_says_so(tmp_path, first, stop, part):
+    plan = ShardPlan(64, world_size=2, batch_size=4, epochs=2)
+    session_of(tmp_path, plan, [(step // 8, step % 8) for step in range(first, stop)])
+    comparison = plan.compare(load_record(tmp_path))
+    assert comparison.as_planned and comparison.part == part
+    whole = f"as planned: {2 * (stop - first)} batches on 2 ranks"
+    assert str(comparison) == (f"{whole}; {part}" if part else whole)
+
+
 def test_a_rank_that_repeats_alone_is_named(tmp_path):
     plan = ShardPlan(64, world_size=2, batch_size=4)
     places = [(0, step) for step in range(4)]
