@@ -14,7 +14,6 @@ import pickle
 import sys
 import weakref
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import _ConnectionBase
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -34,6 +33,11 @@ from nvalchemi.distributed.origins import Marker
 from nvalchemi.distributed.tensor_forms import Forms, of_view, on_device
 from nvalchemi.distributed.unsendable import Kind, Refusal, describe
 
+_BROKEN = (
+    ("multiprocessing.connection", "_ConnectionBase"),  # would be the number of a descriptor
+    ("ipywidgets", "Widget"),
+    ("tqdm.std", "tqdm"),
+)
 _STREAMS = ("stdin", "stdout", "stderr")
 
 
@@ -107,8 +111,8 @@ class Pickler(cloudpickle.Pickler):
             return self.forms.of_tensor
         if kind is np.ndarray:
             return self.forms.of_array
-        if issubclass(kind, _ConnectionBase):
-            return _refuse_connection
+        if _arrives_broken(kind):
+            return _refuse
         found: Any = {
             np.memmap: self.forms.of_memmap,
             torch.UntypedStorage: self.forms.of_storage,
@@ -203,8 +207,17 @@ def _refuse_wrapped(obj: Any) -> Any:
     )
 
 
-def _refuse_connection(obj: Any) -> Any:
-    raise Refusal(describe(obj) or Kind("a connection"))  # by number would be another's descriptor
+def _arrives_broken(kind: type) -> bool:
+    """Return whether an object could be pickled, and what is made of that does not work."""
+    for home, name in _BROKEN:
+        known = getattr(sys.modules.get(home), name, None)
+        if isinstance(known, type) and issubclass(kind, known):
+            return True
+    return False
+
+
+def _refuse(obj: Any) -> Any:
+    raise Refusal(describe(obj) or Kind(f"a {type(obj).__name__}"))
 
 
 def _code(obj: CodeType) -> Any:

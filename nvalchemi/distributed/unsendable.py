@@ -106,7 +106,7 @@ _KINDS: tuple[tuple[str, str, Kind], ...] = (
     ("multiprocessing.process", "BaseProcess", _PROCESS),
     ("multiprocessing.queues", "Queue SimpleQueue", _QUEUE),
     ("multiprocessing.synchronize", "SemLock Condition Event Barrier", _PROCESS_LOCK),
-    ("multiprocessing.connection", "Connection Listener", _CONNECTION),
+    ("multiprocessing.connection", "_ConnectionBase Listener", _CONNECTION),
     ("multiprocessing.managers", "BaseManager", _PROCESS),
     ("select", "epoll poll kqueue", _HANDLE),
     ("mmap", "mmap", Kind("a mapped file (mmap)", "map it inside the function")),
@@ -122,4 +122,5 @@ _KINDS: tuple[tuple[str, str, Kind], ...] = (
     ("IPython.core.interactiveshell", "InteractiveShell", _NOTEBOOK),
     ("ipykernel.iostream", "OutStream", _NOTEBOOK),
     ("ipywidgets", "Widget", _WIDGET),
+    ("tqdm.std", "tqdm", Kind("a progress bar")),
 )

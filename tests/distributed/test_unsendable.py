@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections import OrderedDict, defaultdict, deque
 
+import ipywidgets
 import numpy as np
 import pytest
 import torch
@@ -205,6 +206,7 @@ def iterator():
         (torch.distributed.HashStore, "a process group of this process"),
         (iterator, "a running iteration of a DataLoader"),
         (lambda: torch.jit.script(torch.nn.Linear(2, 2)), "a compiled function"),
+        (ipywidgets.IntSlider, "a widget of the notebook"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
