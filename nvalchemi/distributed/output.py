@@ -57,13 +57,17 @@ class LineReader:
             room = _FULLEST
             while room > 0 and (count := self._take()):
                 room -= count
-            rest = b"".join(self._parts)
-            text = _drawing(rest).decode("utf-8", "replace")
-            if text.strip() or (rest and not _is_redrawn(rest)):
-                self._on_lines([text])
+            self.end_line()
         finally:
             os.close(self._descriptor)
             self._descriptor, self.at_end, self._parts = -1, True, []
+
+    def end_line(self) -> None:
+        """Pass on a line without a line break as if it had ended."""
+        rest, self._parts = b"".join(self._parts), []
+        text = _drawing(rest).decode("utf-8", "replace")
+        if text.strip() or (rest and not _is_redrawn(rest)):
+            self._on_lines([text])
 
     def _take(self) -> int:
         try:
