@@ -2,7 +2,7 @@
 
 from nvalchemi.training.arguments import default_training_fn
 from nvalchemi.training.context import TrainContext
-from nvalchemi.training.hooks import DDPHook
+from nvalchemi.training.hooks import DDPHook, RunFolder
 from nvalchemi.training.losses import *  # noqa: F403
 from nvalchemi.training.losses import __all__ as _losses
 from nvalchemi.training.modes import evaluating, unwrap_model
@@ -20,6 +20,7 @@ from nvalchemi.training.validation import ValidationConfig, ValidationLoop
 __all__ = [
     "DDPHook",
     "OptimizerConfig",
+    "RunFolder",
     "TrainContext",
     "TrainingStage",
     "TrainingStrategy",
