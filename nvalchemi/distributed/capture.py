@@ -279,23 +279,29 @@ def explain(roots: Iterable[Place], pickler: Pickler, back: bool) -> TypeError:
     assert error is not None
     where = "cannot be sent back" if back else "cannot be sent to the ranks"
     culprit = pickler.current
-    for place in walk(roots, Pickler(io.BytesIO(), lambda _: False, to_cpu=back)):
-        if place.error is None and (place.obj is not culprit or _is_too_deep(error)):
-            continue
-        for above in place.line():  # the largest thing that is known to be at fault
-            kind = place.error.kind if isinstance(place.error, Refusal) else describe(above.obj)
-            if kind is not None:
-                above = place if isinstance(place.error, Refusal) else above
-                remedy = kind.back if back else kind.there
-                return TypeError(f"{above} is {kind.what}, which {where}; {remedy}")
-        return TypeError(_unknown(str(place), place.obj, place.error or error, where, back))
+    judge = Pickler(io.BytesIO(), lambda _: False, to_cpu=back, whole=pickler.whole)
+    for place in walk(roots, judge):
+        if place.error is not None or (place.obj is culprit and not _is_too_deep(error)):
+            return TypeError(_blame(place, error, where, back))
     if _is_too_deep(error):
         return TypeError(
             f"an object of type {type(culprit).__qualname__} {where}: it is nested too deeply in "
             "others; keep its parts in a list instead of linking each to the next"
         )
-    text = _unknown("something it reaches", culprit, error, where, back)
-    return TypeError(text)
+    return TypeError(_unknown("something it reaches", culprit, error, where, back))
+
+
+def _blame(place: Place, error: Exception, where: str, back: bool) -> str:
+    """Return the sentence on a place, or on the largest thing around it that is known."""
+    if isinstance(place.error, Refusal):
+        known = [(place, place.error.kind)]
+    else:
+        described = ((above, describe(above.obj)) for above in place.line())
+        known = [(above, kind) for above, kind in described if kind is not None]
+    if not known:
+        return _unknown(str(place), place.obj, place.error or error, where, back)
+    blamed, kind = known[0]
+    return f"{blamed} is {kind.what}, which {where}; {kind.back if back else kind.there}"
 
 
 def _unknown(path: str, obj: Any, error: Exception, where: str, back: bool) -> str:

@@ -251,11 +251,12 @@ def _name_large(roots: Iterable[Place], pickler: Pickler) -> list[tuple[str, int
     """Return the names of the largest parts, the largest first."""
     sizes = {id(obj): nbytes for obj, nbytes in pickler.forms.large}
     named: list[tuple[str, int]] = []
-    for place in walk(roots, Pickler(io.BytesIO(), lambda _: False), patience=1.0):
+    judge = Pickler(io.BytesIO(), lambda _: False, whole=pickler.whole)
+    for place in walk(roots, judge, patience=1.0):
         nbytes = sizes.pop(id(place.obj), 0)
         if isinstance(place.obj, (bytes, bytearray, str)):
             nbytes = len(place.obj)
-        if nbytes:
+        if nbytes >= LARGE:
             named.append((str(place), nbytes))
         if not sizes and pickler.length < LARGE:
             break

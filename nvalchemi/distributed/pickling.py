@@ -84,7 +84,7 @@ class Pickler(cloudpickle.Pickler):
         self.failure: Exception | None = None
         self.length = 0
         self._marker = marker
-        self._whole = whole or {}
+        self.whole = whole or {}
         self._globals: dict[str, _Globals] = {}
         self._reducers: dict[type, Callable[[Any], Any] | None] = {}
 
@@ -160,15 +160,15 @@ class Pickler(cloudpickle.Pickler):
     def _with_globals_of_module(self, obj: FunctionType, reduced: tuple) -> tuple:
         """Let a function of a module that goes as a whole have that module's variables."""
         name = str(obj.__globals__.get("__name__"))
-        if name not in self._whole or obj.__globals__ is not vars(sys.modules[name]):
+        if name not in self.whole or obj.__globals__ is not vars(sys.modules[name]):
             return reduced
         make, (code, _, *rest), state, *more = reduced
         variables = self._globals.setdefault(name, _Globals(name))
         return (make, (code, variables, *rest), state, *more)
 
     def _module(self, obj: ModuleType) -> Any:
-        if obj.__name__ in self._whole:
-            content = contents(obj, self._whole[obj.__name__])
+        if obj.__name__ in self.whole:
+            content = contents(obj, self.whole[obj.__name__])
             return module_of, (obj.__name__,), content, None, None, fill_module
         self.referred.add(obj.__name__)
         return NotImplemented

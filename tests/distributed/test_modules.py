@@ -132,3 +132,18 @@ def test_what_a_function_imports_when_it_runs_is_looked_at(beside):
         "edited since it was imported: inside. The ranks run the file as it is now; to run it "
         "here, too, importlib.reload it, or send what is here: launch(by_value=[inside])"
     )
+
+
+def test_what_a_named_module_keeps_to_itself_is_not_blamed(beside):
+    beside("guarded", "import threading\nLOCK = threading.Lock()\nbig = b'x' * 120_000_000\n")
+    guarded = importlib.import_module("guarded")
+    modules = named_modules(guarded)
+    file = open(os.devnull)
+    with pytest.raises(TypeError, match="^file is an open file"):
+        payload.dump_task(lambda: (guarded, file), (), {}, {}, payload.new_file(), None, modules)
+    file.close()
+    sent = payload.dump_task(lambda: guarded, (), {}, {}, payload.new_file(), None, modules)
+    assert sent.describe_large() == "launch() sends guarded.big (120 MB) to the ranks"
+    with pytest.raises(TypeError, match="^lock is a lock"):
+        lock = guarded.LOCK
+        payload.dump_task(lambda: lock, (), {}, {}, payload.new_file(), None, modules)
