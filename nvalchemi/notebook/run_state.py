@@ -1,0 +1,112 @@
+"""Whether a run goes on, and if not, why: told from what it last wrote and from its process."""
+
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nvalchemi.training.hooks.run_files import process_start
+
+_QUIET = 10.0  # s without a word after which it is said; the status is written twice a second
+
+
+@dataclass(frozen=True)
+class RunState:
+    """State of a run.
+
+    Attributes
+    ----------
+    name : str
+        "waiting" (nothing is there yet), "running", "done", "failed", "stopped", or "lost" (it
+        says that it runs, but its process is gone).
+    sentence : str
+        The same for people, with what is known about it.
+    """
+
+    name: str
+    sentence: str
+
+    @property
+    def is_lost(self) -> bool:
+        return self.name == "lost"
+
+    @property
+    def has_ended(self) -> bool:
+        return self.name in ("done", "failed", "stopped", "lost")
+
+
+def state_of(
+    folder: Path, status: Mapping[str, Any], ends: Mapping[int, Mapping[str, Any]]
+) -> RunState:
+    """The state from status.json and from the last lines of the ranks that have ended."""
+    if not status:
+        missing = "has no run yet" if folder.is_dir() else "is not there yet"
+        return RunState("waiting", f"waiting: {folder} {missing}")
+    name = str(status.get("state"))
+    at = f"at step {_steps(status)}"
+    failed = [
+        rank
+        for rank, end in sorted(ends.items())
+        if end.get("end") == "failed" and end.get("session") == status.get("session")
+    ]
+    if failed and name in ("running", "failed"):
+        # a rank that failed by itself knows more than one that was told, or killed for it
+        errors = {rank: str(ends[rank].get("error")) for rank in failed}
+        rank = next((r for r in failed if not _is_about_another(errors[r])), failed[0])
+        return RunState("failed", f"failed {at}: rank {rank}: {errors[rank]}")
+    if name == "running":
+        return _running(status, at)
+    if name in ("done", "failed", "stopped"):
+        error = f": {status['error']}" if "error" in status else ""
+        return RunState(name, f"{name} {at}{error}")
+    return RunState("waiting", f"waiting: {folder} has a status that is not understood: {name!r}")
+
+
+def _running(status: Mapping[str, Any], at: str) -> RunState:
+    quiet = max(time.time() - float(status.get("updated") or 0), 0.0)
+    process = f"process {status.get('pid')}"
+    for_long = f"nothing has been written for {duration(quiet)}"
+    if status.get("host") != socket.gethostname():
+        if quiet < _QUIET:
+            return RunState("running", f"running, {at}")
+        unknown = f"whether {process} on {status.get('host')} lives can not be seen from here"
+        return RunState("running", f"running {at}, but {for_long}, and {unknown}")
+    if not _lives(status):
+        return RunState("lost", f"running {at}, but {for_long}: {process} is gone")
+    if quiet < _QUIET:
+        return RunState("running", f"running, {at}")
+    why = f"{process} lives, so it may be a long step, a validation, or a hang"
+    return RunState("running", f"running {at}, but {for_long}: {why}")
+
+
+def _lives(status: Mapping[str, Any]) -> bool:
+    """Whether the process is the one that wrote, not a later one of the same number."""
+    try:
+        start = process_start(int(status["pid"]))
+    except (KeyError, TypeError, ValueError):
+        return True
+    return start is not None and start == status.get("pid_start", start)
+
+
+def _is_about_another(error: str) -> bool:
+    """Whether a rank only tells that it has lost another one."""
+    words = ("connection", "peer", "failed on rank", "gloo", "nccl", "rank 0 does not say")
+    return any(word in error.lower() for word in words)
+
+
+def _steps(status: Mapping[str, Any]) -> str:
+    total = status.get("steps")
+    return f"{status.get('step')}" if total is None else f"{status.get('step')} of {total}"
+
+
+def duration(seconds: float) -> str:
+    """A time in one or two units."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    hours, minutes = divmod(whole // 60, 60)
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24} h"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s"
