@@ -3,10 +3,12 @@
 from typing import Any
 
 # not lazily: loading the submodule of the same name later would put it in the function's place
+from nvalchemi.distributed.workers import Stopped
+from nvalchemi.notebook.handle import LaunchHandle
 from nvalchemi.notebook.launch import RankError, RankResults, launch
 from nvalchemi.notebook.pool import WorkerPool
 
-__all__ = ["RankError", "RankResults", "WorkerPool", "launch"]
+__all__ = ["LaunchHandle", "RankError", "RankResults", "Stopped", "WorkerPool", "launch"]
 
 
 def load_ipython_extension(shell: Any) -> None:
