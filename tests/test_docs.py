@@ -1,6 +1,8 @@
 """The code in the guides runs as it stands there."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,3 +20,12 @@ def test_the_code_of_a_guide_runs(name: str, capsys: pytest.CaptureFixture[str])
     printed = capsys.readouterr().out
     assert "1000 of 1000 samples seen" in printed
     assert "320 samples seen, 0 of them again, 0 never" in printed
+
+
+def test_the_code_of_the_launching_guide_runs_as_a_script(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "launching.md").read_text(), re.S)
+    script = tmp_path / "guide.py"
+    script.write_text("\n".join(blocks))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=200)
+    assert len(blocks) > 2 and done.returncode == 0, done.stderr
+    assert "[rank 0] hello ranks\n" in done.stdout and "[rank 1] hello ranks\n" in done.stdout
