@@ -8,6 +8,7 @@ import time
 from contextlib import ExitStack
 
 from nvalchemi.distributed.workers import Stopped, WorkerGroup
+from nvalchemi.notebook.cell_names import cells_by_number
 from nvalchemi.notebook.results import RankResults
 from nvalchemi.notebook.show import RankOutput
 from nvalchemi.notebook.status import LaunchStatus
@@ -45,7 +46,7 @@ class LaunchHandle:
 
     def _run(self, timeout: float | None) -> None:
         try:
-            with self._resources:
+            with self._resources, cells_by_number():
                 self._results = RankResults(self._group.run(timeout))
         except BaseException as error:
             self.error = error

@@ -19,6 +19,7 @@ from nvalchemi.distributed.rank_error import RankError as RankError
 from nvalchemi.distributed.rank_process import is_worker
 from nvalchemi.distributed.watch import Watch
 from nvalchemi.distributed.workers import INTERRUPT, WorkerGroup
+from nvalchemi.notebook.cell_names import cells_by_number, with_cell_numbers
 from nvalchemi.notebook.devices import PER_LAUNCH, Layout, lay_out
 from nvalchemi.notebook.handle import LaunchHandle
 from nvalchemi.notebook.meeting import meeting_point
@@ -122,7 +123,8 @@ def launch(
             group, shown = _start(resources, layout, call, output, stall, ahead, block)
             if not block:
                 return LaunchHandle(group, shown, layout.nprocs, timeout, resources.pop_all())
-            return RankResults(group.run(timeout))
+            with cells_by_number():
+                return RankResults(group.run(timeout))
     except KeyboardInterrupt:
         count = layout.nprocs
         print(f"launch() was interrupted: {count} rank{'s' if count > 1 else ''} ended")
@@ -157,7 +159,7 @@ def _start(
     ranks = standby_ranks.take(environments, PER_LAUNCH)
     resources.callback(end_all, ranks, INTERRUPT)
     tasks = [standby_ranks.make_task(variables, PER_LAUNCH) for variables in environments]
-    watch = Watch(stall, lambda text: shown.say(text, "stderr"))
+    watch = Watch(stall, lambda text: shown.say(with_cell_numbers(text), "stderr"))
     return WorkerGroup(ranks, tasks, task, shown, watch), shown
 
 

@@ -99,6 +99,7 @@ def test_a_notebook_trains_and_a_failing_rank_fails_it(tmp_path):
     assert error.ename == "RankError"
     assert error.evalue.startswith("rank 1: KeyError: 'energy'")
     assert 'return missing["energy"]' in error.evalue  # the cell's own line
+    assert "Cell In[1], line 39, in fail" in error.evalue
     assert "RankError" in str(caught.value) and "rank 1" in str(caught.value)
 
 
