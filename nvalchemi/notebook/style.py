@@ -8,6 +8,7 @@ is joined by a hatch, a marker or a text.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.colors import LinearSegmentedColormap, ListedColormap
@@ -21,12 +22,15 @@ TEXT, FAINT, PANEL, EMPTY, LINE = "#1A1A1A", "#595959", "#FFFFFF", "#F2F2F2", "#
 SEQUENTIAL = mpl.colormaps["cividis"]
 DEVIATION_LIMIT = 4.0
 """Standard deviations at which the colour of a deviation ends, in all pictures of all plans."""
+# within two of them chance is grey: a good shuffle must look flat
 DEVIATION = LinearSegmentedColormap.from_list(
-    "deviation", ["#0072B2", "#E4E4E4", "#D55E00"], N=255
+    "deviation",
+    [(0, "#0072B2"), (0.25, "#E4E4E4"), (0.75, "#E4E4E4"), (1, "#D55E00")],
+    N=255,
 ).with_extremes(bad=PANEL)
 CATEGORIES = ListedColormap(list(PALETTE))
 
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "font.family": ["DejaVu Sans"],  # comes with matplotlib: the same letters everywhere
     "font.size": 8.0,
     "text.color": TEXT,
@@ -58,7 +62,7 @@ _KEPT = ("backend", "backend_fallback", "interactive", "timezone")
 @contextmanager
 def styled() -> Iterator[None]:
     """Matplotlib's own settings with ours over them, and the user's back at the end."""
-    defaults = {k: v for k, v in mpl.rcParamsDefault.items() if k not in _KEPT}
+    defaults: dict[Any, Any] = {k: v for k, v in mpl.rcParamsDefault.items() if k not in _KEPT}
     with mpl.rc_context({**defaults, **SETTINGS}):
         yield
 

@@ -90,7 +90,9 @@ def plan_line(plan: "ShardPlan", epoch: int | str) -> str:
 
 def percent(part: float) -> str:
     """A share with two digits that count."""
-    if part and part < 0.0001:
+    if not part:
+        return "0 %"
+    if part < 0.0001:
         return f"{100 * part:.1g} %"
     return f"{100 * part:.{2 if part < 0.01 else 1 if part < 0.995 else 0}f} %"
 

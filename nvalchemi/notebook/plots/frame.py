@@ -80,7 +80,7 @@ def write_numbers(figure: Figure, facts: Facts) -> None:
     for number, left in zip(numbers, np.linspace(0.02, 0.98, len(numbers) + 1)):
         value = f"{SIGN} {number.value}" if number.wrong else number.value
         colour = WRONG if number.wrong else TEXT
-        size = 11 if len(value) < 12 else 8.5
+        size = 11 if len(value) < 12 else 8.5 if len(value) < 15 else 7
         figure.text(left, 0.112, value, fontsize=size, fontweight="bold", color=colour)
         figure.text(left, 0.075, number.name, fontsize=7.5, color=colour if number.wrong else FAINT)
 
@@ -149,7 +149,7 @@ def deviation_key(axes: Axes) -> None:
     ramp = np.linspace(DEVIATION_LIMIT, -DEVIATION_LIMIT, 64)[:, None]
     image(axes, ramp, (-DEVIATION_LIMIT, DEVIATION_LIMIT), DEVIATION)
     axes.set_xticks([])
-    axes.set_yticks([0, 32, 64], ["+4 σ, +", "0", "-4 σ, −"])  # noqa: RUF001
+    axes.set_yticks([0, 32, 64], ["+4 σ, +", "0", "-4 σ, −"])
     axes.yaxis.tick_right()
     label(axes, "", "", "found")
 

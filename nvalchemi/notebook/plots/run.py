@@ -1,0 +1,217 @@
+"""Runs, drawn: losses, learning rate, gradient, and how the work goes on each rank."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from nvalchemi.notebook.plots.frame import crosses, finish, label, note, start
+from nvalchemi.notebook.plots.run_arrays import (
+    Curve,
+    OneRun,
+    RankCurves,
+    RunArrays,
+    RunLike,
+    compute_run,
+)
+from nvalchemi.notebook.style import FAINT, LINE, colour, marker, styled
+
+__all__ = ["compute_run", "draw_run", "plot_run"]
+
+RECTS = {
+    "loss": (0.065, 0.56, 0.37, 0.44),
+    "learning rate": (0.515, 0.56, 0.19, 0.44),
+    "gradient": (0.785, 0.56, 0.19, 0.44),
+    "throughput": (0.065, 0.0, 0.175, 0.37),
+    "load": (0.305, 0.0, 0.175, 0.37),
+    "memory": (0.55, 0.0, 0.175, 0.37),
+    "lag": (0.795, 0.0, 0.18, 0.37),
+}
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 2)), (0, (8, 2)))
+MARKS = 6  # markers of a curve
+LOG_FROM = 10.0  # ratio of highest to lowest from which an axis is logarithmic
+LEGEND = 6  # entries
+
+
+def draw_run(arrays: RunArrays, figure: Figure | None = None) -> Figure:
+    """Curves on top, ranks below; several runs in colours, dashes and markers of their own."""
+    with styled():
+        figure, panels = start(figure, "run", RECTS)
+        named = dict(zip(RECTS, panels))
+        for axes in panels:
+            _reset(axes)
+        _draw_losses(named["loss"], arrays.runs)
+        _draw_rates(named["learning rate"], arrays.runs)
+        _draw_norms(named["gradient"], arrays.runs)
+        gpu = any(run.on_gpu for run in arrays.runs)
+        for name, y, title in (
+            ("throughput", "structures/s", "throughput of a rank"),
+            ("load", "atoms", "atoms of a batch, mean"),
+            ("memory", "MB", "GPU memory, peak" if gpu else "memory of the process"),
+        ):
+            _draw_ranks(named[name], arrays.runs, name)
+            label(named[name], "step", y, title)
+        _draw_lag(named["lag"], arrays.runs)
+        return finish(figure, arrays.facts)
+
+
+def _reset(axes: Axes) -> None:
+    """What the last picture set: scales, ticks and limits."""
+    axes.set_xscale("linear")
+    axes.set_yscale("linear")
+    axes.autoscale(True)
+    axes.dataLim.set_points(np.array([[np.inf, np.inf], [-np.inf, -np.inf]]))
+
+
+def _line(axes: Axes, curve: Curve, number: int, name: str, **options: object) -> None:
+    """A curve with the colour, the dashes and the markers of its number."""
+    every = max(1, len(curve.x) // MARKS)
+    drawn: dict[str, object] = {
+        "color": colour(number),
+        "linestyle": DASHES[number % len(DASHES)],
+        "marker": marker(number),
+        # the first marker of each curve is elsewhere, so that equal curves show all of theirs
+        "markevery": (min(number * every // 7, max(len(curve.x) - 1, 0)), every),
+        "markersize": 3.5,
+        "linewidth": 1.2,
+        "label": name,
+    }
+    axes.plot(curve.x, curve.y, **{**drawn, **options})  # type: ignore[arg-type]
+
+
+def _draw_losses(axes: Axes, runs: Sequence[OneRun]) -> None:
+    several = len(runs) > 1
+    for i, run in enumerate(runs):
+        curves = _shown(run.losses, several)
+        for j, (name, curve) in enumerate(curves.items()):
+            _line(axes, curve, i if several else j, run.name if several else name)
+        validation = run.validations["loss"]
+        _line(
+            axes,
+            validation,
+            i if several else len(curves),
+            "" if several else "validation",
+            linewidth=0.8 if several else 1.2,
+            marker="*",
+            markevery=1,
+            markersize=6,
+        )
+        for step in run.restarts.tolist():
+            axes.axvline(step, color=LINE, linewidth=0.8)
+    _scale(axes)
+    for run in runs:
+        broken = run.losses["loss"].broken
+        if broken.size:
+            crosses(axes, broken, np.full(len(broken), axes.get_ylim()[0]))
+    title = "loss, ★ validation" if several else "loss and its parts, unweighted"
+    if any(run.restarts.size for run in runs):
+        title += ", | restart"
+    label(axes, "step", "loss", title)
+    if not any(run.losses["loss"].x.size or run.losses["loss"].broken.size for run in runs):
+        note(axes, "; ".join(run.sentence for run in runs))
+        return
+    _legend(axes)
+
+
+def _shown(losses: Mapping[str, Curve], several: bool) -> dict[str, Curve]:
+    """One part alone is the total again, as long as its weight is 1."""
+    first = dict(list(losses.items())[:1])
+    return first if several or len(losses) == 2 else dict(losses)
+
+
+def _draw_rates(axes: Axes, runs: Sequence[OneRun]) -> None:
+    for i, run in enumerate(runs):
+        for group, curve in enumerate(run.rates):
+            _line(axes, curve, i if len(runs) > 1 else group, f"group {group}")
+    _scale(axes)
+    label(axes, "step", "", "learning rate")
+    if len(runs) == 1 and len(runs[0].rates) > 1:
+        _legend(axes)
+
+
+def _draw_norms(axes: Axes, runs: Sequence[OneRun]) -> None:
+    for i, run in enumerate(runs):
+        _line(axes, run.norms, i, "")
+    _scale(axes)
+    label(axes, "step", "", "gradient norm, of single steps")
+    if not any(run.norms.x.size for run in runs):
+        note(axes, "not known", 20)
+
+
+def _draw_ranks(axes: Axes, runs: Sequence[OneRun], quantity: str) -> None:
+    several, drawn = len(runs) > 1, 0
+    for i, run in enumerate(runs):
+        ranks: RankCurves = getattr(run, quantity)
+        if "median" in ranks.curves:
+            low, high = ranks.curves["lowest"], ranks.curves["highest"]
+            if len(low.x) == len(high.x):
+                axes.fill_between(low.x, low.y, high.y, color=colour(i), alpha=0.25, linewidth=0)
+            _line(axes, ranks.curves["median"], i, "median, range" if i == 0 else "")
+        else:
+            for j, (name, curve) in enumerate(ranks.curves.items()):
+                options = {"linewidth": 0.8} if several else {}
+                _line(axes, curve, i if several else j, "" if several else name, **options)
+        drawn += len(ranks.curves)
+    if not drawn:
+        note(axes, "nothing yet", 20)
+        return
+    axes.set_ylim(bottom=0)
+    if quantity == "throughput" and not several:
+        _legend(axes, 4)
+
+
+def _draw_lag(axes: Axes, runs: Sequence[OneRun]) -> None:
+    known = [(i, run.lag) for i, run in enumerate(runs) if run.lag is not None]
+    label(axes, "rank", "s", "lag behind the first rank, last")
+    if not any(len(lag.seconds) > 1 for _, lag in known):
+        note(axes, "one rank" if known else "nothing yet", 20)
+        return
+    for i, lag in known:
+        ranks = np.arange(len(lag.seconds))
+        axes.plot(ranks, lag.seconds, color=colour(i), marker=marker(i), lw=0.8, ms=4)
+    axes.set_ylim(bottom=0, top=max(axes.get_ylim()[1], 0.01))
+    most = max(len(lag.seconds) for _, lag in known)
+    axes.set_xticks(np.unique(np.linspace(0, most - 1, min(most, 5)).astype(int)))
+    axes.margins(x=0.1)
+
+
+def _scale(axes: Axes) -> None:
+    """A logarithmic axis where all values are positive and far apart."""
+    values = [np.asarray(line.get_ydata(), dtype=float) for line in axes.lines]
+    values = [v for v, line in zip(values, axes.lines) if len(v) and line.get_label() != "_child0"]
+    together = np.concatenate(values) if values else np.empty(0)
+    positive = together.size > 0 and together.min() > 0
+    if positive and together.max() > LOG_FROM * together.min():
+        axes.set_yscale("log")
+    axes.autoscale_view()
+
+
+def _legend(axes: Axes, entries: int = LEGEND) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    shown = [(h, name) for h, name in zip(handles, labels) if name][:entries]
+    if shown:
+        axes.legend(*zip(*shown), loc="upper right", fontsize=6.5, labelcolor=FAINT)
+
+
+def plot_run(runs: RunLike | Sequence[RunLike], *, figure: Figure | None = None) -> Figure:
+    """How one training goes, or several beside each other, as a figure.
+
+    Parameters
+    ----------
+    runs : Run, path, or a list of them
+        Run folders of `nvalchemi.training.RunFolder`, running or finished.
+    figure : Figure, optional
+        One that this function has returned, drawn anew.
+
+    Returns
+    -------
+    Figure
+        Save it with `nvalchemi.notebook.export.save`, or its own ``savefig``.
+
+    Raises
+    ------
+    ValueError, TypeError
+        See `compute_run`. A folder that is not there yet is drawn as what it is.
+    """
+    return draw_run(compute_run(runs), figure)
