@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from operator import index
 from types import TracebackType
 from typing import Any, Literal
@@ -103,7 +103,7 @@ class WorkerPool:
         """Number of ranks."""
         return self._layout.nprocs
 
-    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> RankResults:
+    def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> RankResults:
         """Run ``fn(*args, **kwargs)`` on every rank and return what each returned.
 
         The function travels by value each time, so an edited cell needs nothing. Names that it
@@ -166,7 +166,7 @@ class WorkerPool:
             raise ValueError(f"pull() needs a name or an expression: {name!r}") from None
         return RankResults(self._ask(f"pull({name!r})", rank_pool.pull, (name,), {}))
 
-    def push(self, **values: Any) -> None:
+    def push(self, /, **values: Any) -> None:
         """Put values into the namespace of every rank, each under its name."""
         __tracebackhide__ = True
         self._ask("push()", rank_pool.push, (), values)
@@ -270,33 +270,38 @@ class WorkerPool:
         self._refuse_closed()
         marker = origins.Marker()
         descriptor = pack(fn, args, kwargs, marker)
-        output = _LazyOutput(self.nprocs, self._mode)
-        with self._lock:
-            if self._ranks is None:  # an interrupt came while they were started
-                self._start()
-            ranks = self._ranks
-            assert ranks is not None
+        with ExitStack() as stack:
+            stack.callback(os.close, descriptor)
+            stack.enter_context(self._lock)
+            ranks = self._get_ranks()
             self._doing = what
             self._classes.update(
                 {id(obj): (mark, obj) for mark, obj in marker.sent.items() if isinstance(obj, type)}
             )
             known = marker.sent | dict(self._classes.values())
+            output = _LazyOutput(self.nprocs, self._mode)
             try:
                 _refuse_dead(ranks)
-                with origins.known(known):
+                with origins.known(known), closing(output):
                     return ranks.ask(descriptor, chosen or range(self.nprocs), output)
             except RankError as error:
-                story = self._recover(ranks)
-                error.args = (f"{error}{story and chr(10) * 2}{story}", *error.args[1:])
+                if story := self._recover(ranks):
+                    error.args = (f"{error}\n\n{story}", *error.args[1:])
                 # where we waited tells nothing
                 raise error.with_traceback(None) from error.__cause__
             except KeyboardInterrupt:
                 story = self._recover(ranks)
                 print(story or "The ranks were interrupted: they and their namespaces live on.")
                 raise KeyboardInterrupt from None
-            finally:
-                os.close(descriptor)
-                output.close()
+
+    def _get_ranks(self) -> ServingRanks:
+        """Return ranks that can be asked: an interrupt may have come while others were started."""
+        if self._ranks is None:
+            self._start()
+        elif self._ranks.loss is not None:
+            print(self._recover(self._ranks))
+        assert self._ranks is not None
+        return self._ranks
 
     def _recover(self, ranks: ServingRanks) -> str:
         """Restart the ranks if they can not be asked again; return what to say of it."""

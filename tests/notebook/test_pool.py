@@ -235,6 +235,18 @@ def test_an_interrupt_restarts_ranks_that_sit_in_a_collective(pool, capsys):
     assert wait_for_end(before) == []
 
 
+def test_ranks_that_swallow_an_interrupt_are_restarted(pool, capsys):
+    code = (
+        "import time\ndef stay():\n    try:\n        time.sleep(1000)\n    except BaseException:\n"
+    )
+    thread, errors = in_thread(pool, code + "        time.sleep(1000)\nstay()")
+    pool.interrupt()
+    thread.join(30)
+    assert [type(error) for error in errors] == [KeyboardInterrupt]
+    assert "did not react to the interrupt" in capsys.readouterr().out
+    assert list(pool.run(rank_and_sum)) == [(0, 1.0), (1, 1.0)]
+
+
 def test_restart_ends_the_call_of_another_thread(pool):
     thread, errors = in_thread(pool, "import time; time.sleep(1000)")
     pool.restart()
