@@ -97,16 +97,23 @@ def test_the_largest_sums_are_exact_far_out(number: int, far: int):
     assert_in_quota(shares, far, sets, draws)
 
 
-def test_two_thousand_data_sets():
-    shares = np.random.default_rng(0).integers(0, 10**6, 2000).tolist()
-    mixture = Quota(shares)
-    for first in (0, 123_456_789):
-        sets, draws = mixture.locate(np.arange(first, first + 8192))
+@pytest.mark.parametrize("number", [64, 300, 2000])
+def test_very_many_data_sets(number: int):
+    """Of so many, those without a draw nearby are left out, which must make no difference."""
+    rng = np.random.default_rng(number)
+    shares = (2 ** rng.uniform(0, 20, number)).astype(np.int64).tolist()
+    for first in (0, sum(shares) // 3 * 2):
+        mixture = Quota(shares)
+        positions = np.arange(first, first + 8192)
+        sets, draws = mixture.locate(positions)
         assert_in_quota(shares, first, sets, draws)
-        assert np.array_equal(
-            np.subtract(mixture.counts(first + 8192), mixture.counts(first)),
-            np.bincount(sets, minlength=2000),
-        )
+        for scattered in (rng.permutation(8192)[:100], rng.permutation(8192)[:1]):
+            again = Quota(shares).locate(positions[scattered])
+            assert np.array_equal(again[0], sets[scattered])
+            assert np.array_equal(again[1], draws[scattered])
+        for number_of in (1, 777, 8192):
+            between = np.subtract(mixture.counts(first + number_of), mixture.counts(first))
+            assert np.array_equal(between, np.bincount(sets[:number_of], minlength=number))
 
 
 def test_scattered_positions_beyond_what_is_kept():

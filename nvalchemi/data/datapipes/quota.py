@@ -21,7 +21,8 @@ free in the middle; the others are chosen by the same bounds, for h below half t
 can be met: by Hall's theorem for intervals that needs room for the draws with both ends nearby,
 which is there as above, and for those with one end nearby and all of the other side. The latter
 room, with h positions before the middle, is at least what the state at the end left with h plus
-half the interval, as a sum over the data sets shows; and so the other way round.
+half the interval, as a sum over the data sets shows; and so the other way round. Data sets without
+a draw in the interval need no room in it, and of very many they are left out.
 
 *Blocks* are run earliest due first: by the bounds at both ends the draws fit into every part of
 them. Everything is exact in integers, by remainders modulo the sum of the shares and differences of
@@ -29,14 +30,15 @@ products that wrap but are small.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from nvalchemi.data.datapipes.earliest_due import BLOCK, SMALL, run, take_first
+from nvalchemi.data.datapipes.earliest_due import BLOCK, SMALL, Flags, run, take_first
 from nvalchemi.data.datapipes.order import Indices
 
-CELLS = 2**16  # blocks times data sets computed at a time
+TOGETHER = 512  # blocks that are computed at a time
+CELLS = 2**14  # and their far intervals times data sets
 LINES = 1024  # blocks that are kept; so many hold the whole period of simple shares
 NEVER = 2**42  # positions, more than any window has
 
@@ -62,8 +64,7 @@ class Quota:
         longest = -(-self._whole // int(self._share.min())) + 1
         self._depth = max(0, (-(-longest // BLOCK) - 1).bit_length())
         self._far = BLOCK << self._depth
-        pairs = len(self._share) * min(len(self._share), SMALL)
-        self._chunk = max(1, min(CELLS // len(self._share), 16 * CELLS // pairs))
+        self._many = len(self._share) > SMALL
         self._kept: tuple[Indices, Indices, Indices] | None = None
 
     def locate(self, positions: Indices) -> tuple[Indices, Indices]:
@@ -85,7 +86,7 @@ class Quota:
     def counts(self, positions: int) -> list[int]:
         period, rest = divmod(positions, self._whole)
         block, place = np.array([rest // BLOCK]), rest % BLOCK
-        drawn = self._boundaries(block)[0][0] + period * self._share
+        drawn = self._boundaries(block, idle=True)[1][0] + period * self._share
         drawn += np.bincount(self._blocks(block)[0][0, :place], minlength=len(drawn))
         out = np.zeros(len(self.shares), dtype=np.int64)
         out[self._sets] = drawn
@@ -105,8 +106,7 @@ class Quota:
         if not missing.size:
             return sets[line], draws[line]
         found = sets[line], draws[line]
-        for start in range(0, len(missing), self._chunk):
-            rows = missing[start : start + self._chunk]
+        for rows in self._chunks(missing, wanted[missing]):
             found[0][rows], found[1][rows] = self._run(wanted[rows])
         # of several blocks with the same line the last is kept, in all three arrays alike
         last = dict(zip(line[missing].tolist(), missing.tolist()))
@@ -114,13 +114,23 @@ class Quota:
         number[lines], sets[lines], draws[lines] = wanted[rows], found[0][rows], found[1][rows]
         return found
 
+    def _chunks(self, places: Indices, blocks: Indices) -> Iterator[Indices]:
+        """Parts of `places` whose blocks are computed at a time, neighbours together."""
+        far = runs(blocks >> self._depth)[1]
+        most = max(1, CELLS // len(self._share))
+        start = 0
+        while start < len(places):
+            stop = min(int(np.searchsorted(far, far[start] + most)), start + TOGETHER)
+            yield places[start:stop]
+            start = stop
+
     def _run(self, blocks: Indices) -> tuple[Indices, Indices]:
-        before, after = self._boundaries(blocks)
+        sets, before, after = self._boundaries(blocks)
         drawn = (after - before).ravel()
         cell = np.repeat(np.arange(len(drawn)), drawn)
         ahead = np.arange(len(cell)) - np.repeat(np.cumsum(drawn) - drawn, drawn)
         draw = (before.ravel()[cell] + ahead).reshape(-1, BLOCK)
-        sets = (cell % len(self._share)).reshape(-1, BLOCK)
+        sets = sets.ravel()[cell].reshape(-1, BLOCK)
         own = self._share[sets]
         # draws * whole - positions * share: the products may wrap, the difference is small
         lead = draw * self._whole - (blocks * BLOCK)[:, None] * own
@@ -130,68 +140,105 @@ class Quota:
         rows = np.arange(len(order))[:, None]
         return sets[rows, order], draw[rows, order]
 
-    def _boundaries(self, blocks: Indices) -> tuple[Indices, Indices]:
-        """Draws of each data set before and after each block: two arrays (blocks, data sets)."""
+    def _boundaries(self, blocks: Indices, idle: bool = False) -> tuple[Indices, Indices, Indices]:
+        """Data sets, and draws of each before and after a block: three arrays (blocks, data sets).
+
+        Of very many those without a draw in the block may be left out, unless `idle`.
+        """
+        number = np.arange(len(self._share))
         first, node_of = runs(blocks >> self._depth)
         node = blocks[first] >> self._depth
         ends, place = np.unique(np.concatenate([node, node + 1]), return_inverse=True)
-        states = self._choose(ends * self._far, None)
+        states = self._far_apart(ends * self._far)
         before, after = states[place[: len(node)]], states[place[len(node) :]]
+        sets = np.broadcast_to(number, before.shape)
         for depth in range(self._depth - 1, -1, -1):
-            half = BLOCK << depth
-            middle = self._choose((2 * node + 1) * half, (before, after, half))
+            middle = self._between(node, BLOCK << depth, sets, before, after)
             parent, (first, node_of) = node_of, runs(blocks >> depth)
             node, parent = blocks[first] >> depth, parent[first]
             right = (node & 1).astype(bool)[:, None]
-            before = np.where(right, middle[parent], before[parent])
-            after = np.where(right, after[parent], middle[parent])
-        return before[node_of], after[node_of]
+            sets, middle = sets[parent], middle[parent]
+            before = np.where(right, middle, before[parent])
+            after = np.where(right, after[parent], middle)
+            if self._many and not idle:
+                sets, before, after = without_idle(sets, before, after)
+        return sets[node_of], before[node_of], after[node_of]
 
-    def _choose(self, positions: Indices, between: tuple[Indices, Indices, int] | None) -> Indices:
-        """Draws of each data set in the first so many positions: (positions, data sets).
-
-        `between` are the states before and after, each so many positions away.
-        """
-        period, rest = positions // self._whole, positions % self._whole
-        drawn, part = divide(rest[:, None], self._share, self._whole)
-        drawn += period[:, None] * self._share
-        free = part > 0
+    def _far_apart(self, positions: Indices) -> Indices:
+        """Draws of each data set in the first so many positions: (positions, data sets)."""
+        drawn, part = self._shared(positions, self._share)
         wanted = part.sum(axis=1) // self._whole
-        half = NEVER
-        if between is not None:
-            before, after, half = between
-            done = free & (before > drawn)
-            free &= ~done & (after > drawn)
-            wanted -= done.sum(axis=1)
-            drawn += done
+        return drawn + self._choose(part, self._share, part > 0, wanted, NEVER)
+
+    def _between(
+        self, node: Indices, half: int, sets: Indices, before: Indices, after: Indices
+    ) -> Indices:
+        """Draws at the middle of intervals of two halves, number `node`, by those at their ends."""
+        share = self._share[sets]
+        drawn, part = self._shared((2 * node + 1) * half, share)
+        done = (part > 0) & (before > drawn)
+        free = (part > 0) & ~done & (after > drawn)
+        drawn += done
+        wanted = half - (drawn - before).sum(axis=1)
+        room_for = share
+        if self._many:  # always, so that what is left out makes no difference
+            busy = after > before
+            part, room_for = np.where(busy, part, 0), np.where(busy, share, 0)
+        return drawn + self._choose(part, share, free, wanted, half, room_for)
+
+    def _shared(self, positions: Indices, share: Indices) -> tuple[Indices, Indices]:
+        """Floor of share * positions, and the part that it leaves of a draw under way."""
+        period, rest = positions // self._whole, positions % self._whole
+        drawn, part = divide(rest[:, None], share, self._whole)
+        return drawn + period[:, None] * share, part
+
+    def _choose(
+        self,
+        part: Indices,
+        share: Indices,
+        free: Flags,
+        wanted: Indices,
+        half: int,
+        room_for: Indices | None = None,
+    ) -> Flags:
+        """Which of the free draws under way are done, so many of each row."""
         rows = np.arange(len(part))[:, None]
-        released, back = self._nearest(part)
-        due, _ = self._nearest(np.where(part, self._whole - part, 0))
+        released, back = self._nearest(part, share)
+        due, _ = self._nearest(np.where(part, self._whole - part, 0), share)
+        own = share if room_for is None else room_for
+        own = np.broadcast_to(own, part.shape)[rows, released]
+        # no product exceeds 2 * data sets * whole
+        need = back * (self._whole - own.cumsum(axis=1)) + part[rows, released].cumsum(axis=1)
         room = np.zeros((len(part), back.shape[1] + 1), dtype=np.int64)
-        room[:, 1:] = np.where(back < half, self._room(released, back, part), NEVER)
+        room[:, 1:] = np.where(back < half, -(-need // self._whole), NEVER)
         np.minimum(room, wanted[:, None], out=room)
         room[:, -1] = wanted
         place = np.empty_like(released)
         place[rows, released] = np.arange(place.shape[1])
-        taken = take_first(place[rows, due], free[rows, due], room)
-        assert (taken.sum(axis=1) == wanted).all()
-        drawn[rows, due] += taken
-        return drawn
+        first = take_first(place[rows, due], free[rows, due], room)
+        assert (first.sum(axis=1) == wanted).all()
+        done = np.empty_like(first)
+        done[rows, due] = first
+        return done
 
-    def _nearest(self, part: Indices) -> tuple[Indices, Indices]:
-        """Data sets in the order of how many positions their draw reaches to one side, and that.
+    def _nearest(self, part: Indices, share: Indices) -> tuple[Indices, Indices]:
+        """Columns in the order of how many positions their draw reaches to one side, and that.
 
         `part` is what lies there of each draw under way, in units of 1 / sum of shares.
         """
-        number = np.arange(part.shape[1])
-        keys = np.sort((-(-part // self._share) << self._bits) | number, axis=1)
+        keys = np.sort((-(-part // share) << self._bits) | np.arange(part.shape[1]), axis=1)
         return keys & ((1 << self._bits) - 1), keys >> self._bits  # an argsort is much slower
 
-    def _room(self, sets: Indices, distance: Indices, part: Indices) -> Indices:
-        """The bound on draws done within each distance; no product exceeds 2 * sets * whole."""
-        own, part = self._share[sets], part[np.arange(len(part))[:, None], sets]
-        room = distance * (self._whole - own.cumsum(axis=1)) + part.cumsum(axis=1)
-        return -(-room // self._whole)
+
+def without_idle(sets: Indices, before: Indices, after: Indices) -> tuple[Indices, ...]:
+    """The columns of each row that have a draw, and others up to the same number in all rows."""
+    idle = before == after
+    width = int((~idle).sum(axis=1).max())
+    if 2 * width > idle.shape[1]:
+        return sets, before, after
+    order = np.argsort(idle, axis=1, kind="stable")[:, :width]
+    rows = np.arange(len(sets))[:, None]
+    return sets[rows, order], before[rows, order], after[rows, order]
 
 
 def runs(values: Indices) -> tuple[Indices, Indices]:
