@@ -235,9 +235,12 @@ class Run:
         pending: list[dict[str, Any]] = []
         for line in lines:
             if _is_session(line):
+                work.add(pending)
+                work.keep(work["step"] <= line["step"])
+                pending = []
                 self._ends.pop(rank, None)
                 self._rank_sessions[rank] = line["session"]
-                self._rank_starts[rank] = len(work) + len(pending)
+                self._rank_starts[rank] = len(work)
             elif "end" in line:
                 self._ends[rank] = line | {"session": self._rank_sessions.get(rank)}
             elif "step" in line and "seconds" in line:
@@ -291,7 +294,7 @@ class Run:
 
     @property
     def ranks(self) -> list[RankWork]:
-        """What each rank did, over all sessions."""
+        """What each rank did, over all sessions; without steps that a restart made again."""
         return [RankWork.of(rank, self._work[rank]) for rank in sorted(self._work)]
 
     @property

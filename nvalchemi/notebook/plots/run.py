@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nvalchemi.notebook.plots.frame import crosses, finish, label, note, start
+from nvalchemi.notebook.plots.frame import crosses, finish, label, note, rule, start
 from nvalchemi.notebook.plots.run_arrays import (
     Curve,
     OneRun,
@@ -15,18 +15,18 @@ from nvalchemi.notebook.plots.run_arrays import (
     RunLike,
     compute_run,
 )
-from nvalchemi.notebook.style import FAINT, LINE, colour, marker, styled
+from nvalchemi.notebook.style import FAINT, PANEL, colour, marker, styled
 
 __all__ = ["compute_run", "draw_run", "plot_run"]
 
 RECTS = {
-    "loss": (0.065, 0.56, 0.37, 0.44),
-    "learning rate": (0.515, 0.56, 0.19, 0.44),
-    "gradient": (0.785, 0.56, 0.19, 0.44),
-    "throughput": (0.065, 0.0, 0.175, 0.37),
-    "load": (0.305, 0.0, 0.175, 0.37),
-    "memory": (0.55, 0.0, 0.175, 0.37),
-    "lag": (0.795, 0.0, 0.18, 0.37),
+    "loss": (0.065, 0.59, 0.37, 0.41),
+    "learning rate": (0.515, 0.59, 0.19, 0.41),
+    "gradient": (0.785, 0.59, 0.19, 0.41),
+    "throughput": (0.065, 0.0, 0.175, 0.32),
+    "load": (0.305, 0.0, 0.175, 0.32),
+    "memory": (0.55, 0.0, 0.175, 0.32),
+    "lag": (0.795, 0.0, 0.18, 0.32),
 }
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 2)), (0, (8, 2)))
 MARKS = 6  # markers of a curve
@@ -97,10 +97,9 @@ def _draw_losses(axes: Axes, runs: Sequence[OneRun]) -> None:
             markevery=1,
             markersize=6,
         )
-        for step in run.restarts.tolist():
-            axes.axvline(step, color=LINE, linewidth=0.8)
     _scale(axes)
     for run in runs:
+        rule(axes, run.restarts)
         broken = run.losses["loss"].broken
         if broken.size:
             crosses(axes, broken, np.full(len(broken), axes.get_ylim()[0]))
@@ -115,9 +114,10 @@ def _draw_losses(axes: Axes, runs: Sequence[OneRun]) -> None:
 
 
 def _shown(losses: Mapping[str, Curve], several: bool) -> dict[str, Curve]:
-    """One part alone is the total again, as long as its weight is 1."""
-    first = dict(list(losses.items())[:1])
-    return first if several or len(losses) == 2 else dict(losses)
+    """The total and its parts; of several runs, or where the only part is the total, that alone."""
+    first, *others = losses.items()
+    same = len(others) == 1 and np.array_equal(first[1].y, others[0][1].y)
+    return dict([first]) if several or same else dict(losses)
 
 
 def _draw_rates(axes: Axes, runs: Sequence[OneRun]) -> None:
@@ -126,6 +126,8 @@ def _draw_rates(axes: Axes, runs: Sequence[OneRun]) -> None:
             _line(axes, curve, i if len(runs) > 1 else group, f"group {group}")
     _scale(axes)
     label(axes, "step", "", "learning rate")
+    if not any(curve.x.size for run in runs for curve in run.rates):
+        note(axes, "nothing yet", 20)
     if len(runs) == 1 and len(runs[0].rates) > 1:
         _legend(axes)
 
@@ -136,7 +138,7 @@ def _draw_norms(axes: Axes, runs: Sequence[OneRun]) -> None:
     _scale(axes)
     label(axes, "step", "", "gradient norm, of single steps")
     if not any(run.norms.x.size for run in runs):
-        note(axes, "not known", 20)
+        note(axes, "nothing yet", 20)
 
 
 def _draw_ranks(axes: Axes, runs: Sequence[OneRun], quantity: str) -> None:
@@ -156,7 +158,7 @@ def _draw_ranks(axes: Axes, runs: Sequence[OneRun], quantity: str) -> None:
     if not drawn:
         note(axes, "nothing yet", 20)
         return
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.1 * axes.dataLim.ymax)
     if quantity == "throughput" and not several:
         _legend(axes, 4)
 
@@ -179,7 +181,6 @@ def _draw_lag(axes: Axes, runs: Sequence[OneRun]) -> None:
 def _scale(axes: Axes) -> None:
     """A logarithmic axis where all values are positive and far apart."""
     values = [np.asarray(line.get_ydata(), dtype=float) for line in axes.lines]
-    values = [v for v, line in zip(values, axes.lines) if len(v) and line.get_label() != "_child0"]
     together = np.concatenate(values) if values else np.empty(0)
     positive = together.size > 0 and together.min() > 0
     if positive and together.max() > LOG_FROM * together.min():
@@ -191,7 +192,8 @@ def _legend(axes: Axes, entries: int = LEGEND) -> None:
     handles, labels = axes.get_legend_handles_labels()
     shown = [(h, name) for h, name in zip(handles, labels) if name][:entries]
     if shown:
-        axes.legend(*zip(*shown), loc="upper right", fontsize=6.5, labelcolor=FAINT)
+        look = {"frameon": True, "facecolor": PANEL, "edgecolor": "none", "framealpha": 0.8}
+        axes.legend(*zip(*shown), loc="upper right", fontsize=6.5, labelcolor=FAINT, **look)
 
 
 def plot_run(runs: RunLike | Sequence[RunLike], *, figure: Figure | None = None) -> Figure:

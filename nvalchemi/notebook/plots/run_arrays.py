@@ -188,7 +188,7 @@ def _one(run: Run, name: str) -> OneRun:
         memory=RankCurves.of(memory),
         on_gpu=on_gpu,
         lag=run.lag(),
-        restarts=np.array([float(session.step) for session in run.sessions[1:]]),
+        restarts=np.array([float(s.step) for s in run.sessions[1:] if s.step]),
         lines=len(run.steps),
     )
 
