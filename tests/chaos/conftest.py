@@ -7,7 +7,6 @@ import pytest
 import trials
 from faults import prepared
 from kernels import Kernel
-from traces import end
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -20,22 +19,21 @@ class Kernels:
 
     def get(self) -> Kernel:
         if self._kernel is None:
-            self._kernel = prepared(Kernel(PYTHONPATH=str(REPOSITORY)))
+            kernel = Kernel(quiet=trials.is_full(), PYTHONPATH=str(REPOSITORY))
+            self._kernel = prepared(kernel)
         return self._kernel
 
-    def discard(self) -> list[int]:
+    def discard(self, now: bool = True) -> list[int]:
         """End the kernel; return which processes outlived it."""
         kernel, self._kernel = self._kernel, None
-        return kernel.close() if kernel is not None else []
+        return kernel.close(now) if kernel is not None else []
 
 
 @pytest.fixture(scope="module")
 def kernels() -> Iterator[Kernels]:
     kernels = Kernels()
     yield kernels
-    left = kernels.discard()
-    end(left)
-    assert left == [], "processes outlived their kernel"
+    assert kernels.discard(now=False) == [], "processes outlived their kernel"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

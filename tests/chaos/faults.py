@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import tempfile
 import time
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernels import Cell, Kernel
-from traces import alive, held, in_sessions, marked, orphaned, seconds_until, shared_memory
+from traces import alive, held, in_sessions, marked, seconds_until, shared_memory, still_there
 
 FUNCTIONS = Path(__file__).with_name("rank_functions.py").read_text()
 Call = Callable[..., str]
@@ -35,61 +36,66 @@ def prepared(kernel: Kernel) -> Kernel:
 
 @dataclass
 class Outcome:
-    """How a trial went; ``left`` are processes of the launch that still lived then."""
+    """How a trial went.
+
+    ``left`` are processes of the launch that still lived when the cell was back, ``shared`` what
+    was left of its shared memory, ``kept`` what the kernel has open and had not.
+    """
 
     cell: Cell
     seconds: float
     left: list[int]
     shared: set[str]
-    kept: dict[str, int]
+    kept: list[tuple[str, int]]
 
 
-def ranks_in(folder: Path, patience: float = 100) -> list[list[int]]:
+def ranks_in(kernel: Kernel, cell: Cell, folder: str, patience: float = 60) -> list[list[int]]:
     """Wait until both ranks have announced themselves; return the processes of each."""
-    files = [folder / "rank0", folder / "rank1"]
+    files = [Path(folder, "rank0"), Path(folder, "rank1")]
     deadline = time.monotonic() + patience
     while not all(file.exists() for file in files):
+        kernel.read(cell, 0.005)
+        assert not cell.status, f"the cell ended: {cell.ename}: {cell.evalue}"
         assert time.monotonic() < deadline, "the ranks did not come up"
-        time.sleep(0.005)
     return [[int(pid) for pid in file.read_text().split()] for file in files]
 
 
-def error(kernel: Kernel, call: Call, failing: int) -> tuple[Cell, float]:
+def error(kernel: Kernel, call: Call, failing: int, timeout: float = 120) -> tuple[Cell, float]:
     """One rank fails, the other waits in a barrier: the seconds are from raise to reply."""
-    cell = kernel.run(call("fail_beside_a_barrier", failing))
-    moment = cell.evalue.partition("energy at ")[2].partition("'")[0]
-    return cell, cell.replied - float(moment) if moment else float("nan")
+    cell = kernel.run(call("fail_beside_a_barrier", failing), timeout)
+    moment = re.search(r"energy at ([\d.]+)", cell.evalue + cell.traceback)
+    return cell, cell.replied - float(moment[1]) if moment else float("nan")
 
 
-def sigkill(kernel: Kernel, call: Call, victim: int) -> tuple[Cell, float]:
+def sigkill(kernel: Kernel, call: Call, victim: int, timeout: float = 120) -> tuple[Cell, float]:
     """One rank is killed while both wait in a collective."""
     with tempfile.TemporaryDirectory() as folder:
         cell = kernel.send(call("wait_for_each_other", folder))
-        pid = ranks_in(Path(folder))[victim][0]
+        pid = ranks_in(kernel, cell, folder)[victim][0]
         time.sleep(0.1)
         killed = time.time()
         os.kill(pid, signal.SIGKILL)
-        kernel.wait(cell)
+        kernel.wait(cell, timeout)
     return cell, cell.replied - killed
 
 
-def interrupt(kernel: Kernel, call: Call, where: str, pause: float) -> Outcome:
+def interrupt(
+    kernel: Kernel, call: Call, where: str, pause: float, timeout: float = 120
+) -> Outcome:
     """Stop ranks that would run for ever; what is left is looked at when the cell is back."""
     with tempfile.TemporaryDirectory() as folder:
-        names, before = shared_memory(), held(kernel.pid)
+        before = held(kernel.pid)
         cell = kernel.send(call("stay", folder, where))
-        ranks = ranks_in(Path(folder))
+        ranks = ranks_in(kernel, cell, folder)
         time.sleep(pause)
+        names = shared_memory(marked(kernel.mark))
         stopped = time.time()
         kernel.interrupt()
-        kernel.wait(cell)
+        kernel.wait(cell, timeout)
         left = _left(kernel, ranks)
-    shared = orphaned(shared_memory() - names)
-    kept = {
-        kind: number
-        for kind, number in (held(kernel.pid) - before).items()
-        if kind in ("socket", "shared memory")
-    }
+    shared = still_there(names)
+    # ranks that will wait for the next launch may just be starting: their ends come and go
+    _, kept = seconds_until(lambda: sorted((held(kernel.pid) - before).items()), 10)
     return Outcome(cell, cell.replied - stopped, left, shared, kept)
 
 
@@ -108,19 +114,20 @@ def end_of_kernel(
     """End the kernel (``how``: "kill -9" or "restart") at a moment that ``chance`` in 0..1 picks.
 
     Returns after how long none of its processes lived any more, which are left after 10 s, and
-    the shared memory that nobody holds.
+    what is left of its shared memory.
     """
-    names, old = shared_memory(), kernel.pid
+    old = kernel.pid
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        kernel.send(call("train_until_told", folder))
+        cell = kernel.send(call("train_until_told", folder))
         if phase == "start-up":
             time.sleep(chance * startup)
         else:
-            ranks_in(Path(folder))
+            ranks_in(kernel, cell, folder)
             time.sleep(chance * 0.5 if phase == "training" else 0)
         if phase == "shutdown":
             Path(folder, "go").touch()
             time.sleep(chance * 0.3)
+        names = shared_memory(marked(kernel.mark))
         if how == "restart":
             kernel.restart()
         else:
@@ -129,4 +136,4 @@ def end_of_kernel(
         seconds, left = seconds_until(
             lambda: [pid for pid in marked(kernel.mark) if pid not in keep], 10
         )
-    return seconds, left, orphaned(shared_memory() - names)
+    return seconds, left, still_there(names)

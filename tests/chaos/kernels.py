@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from uuid import uuid4
 
 import zmq
@@ -22,7 +24,11 @@ class _OnePython(KernelSpecManager):
 
     def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
         command = [self.python, "-m", self.module, "-f", "{connection_file}"]
-        return KernelSpec(argv=command, display_name=kernel_name, language="python")
+        # a kernel that forwards interrupts to others takes them as messages
+        mode = "signal" if self.module == "ipykernel_launcher" else "message"
+        return KernelSpec(
+            argv=command, display_name=kernel_name, language="python", interrupt_mode=mode
+        )
 
 
 @dataclass
@@ -40,7 +46,11 @@ class Cell:
     messages: int = 0
     replied: float = 0.0
     idle: bool = False
-    notes: list[str] = field(default_factory=list)
+
+    @property
+    def plain(self) -> str:
+        """The text without colours."""
+        return re.sub(r"\x1b\[[\d;]*m", "", self.text)
 
     @property
     def seconds(self) -> float:
@@ -54,6 +64,7 @@ class Kernel:
         self,
         python: str = sys.executable,
         module: str = "ipykernel_launcher",
+        quiet: bool = False,
         **environment: str,
     ) -> None:
         self.mark = uuid4().hex
@@ -61,7 +72,9 @@ class Kernel:
         specs.python, specs.module = python, module
         self.manager = KernelManager(kernel_spec_manager=specs, kernel_name="python3")
         self._environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment, MARKER: self.mark}
-        self.manager.start_kernel(env=self._environment)
+        # what a kernel prints while it is restarted or killed would bury the progress of the trials
+        streams = {"stderr": subprocess.DEVNULL} if quiet else {}
+        self.manager.start_kernel(env=self._environment, **streams)
         self._connect()
 
     def _connect(self) -> None:
@@ -79,18 +92,22 @@ class Kernel:
     def wait(self, cell: Cell, timeout: float = 120) -> Cell:
         """Wait for the reply and for all output; TimeoutError if they do not come."""
         deadline = time.monotonic() + timeout
+        while not (cell.status and cell.idle):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"a cell has run for {timeout:g} s; it said {cell.text[-500:]}")
+            self.read(cell, 0.1)
+        return cell
+
+    def read(self, cell: Cell, seconds: float) -> None:
+        """Take what has come of a cell, waiting for it up to ``seconds``."""
         channels = {c.socket: c for c in (self.client.shell_channel, self.client.iopub_channel)}
         poller = zmq.Poller()
         for socket in channels:
             poller.register(socket, zmq.POLLIN)
-        while not (cell.status and cell.idle):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"a cell has run for {timeout:g} s; it said {cell.text[-500:]}")
-            for socket, _ in poller.poll(100):
-                message = channels[socket].get_msg(timeout=1)
-                if message["parent_header"].get("msg_id") == cell.message:
-                    _take(cell, message["msg_type"], message["content"])
-        return cell
+        for socket, _ in poller.poll(seconds * 1000):
+            message = channels[socket].get_msg(timeout=1)
+            if message["parent_header"].get("msg_id") == cell.message:
+                _take(cell, message["msg_type"], message["content"])
 
     def run(self, code: str, timeout: float = 120) -> Cell:
         cell = self.wait(self.send(code), timeout)
@@ -119,10 +136,13 @@ class Kernel:
     def connect_again(self) -> None:
         self._connect()
 
-    def close(self) -> list[int]:
-        """End the kernel; return which of its processes outlived it by two seconds (killed now)."""
+    def close(self, now: bool = False) -> list[int]:
+        """End the kernel, as closing a notebook does, or by force if ``now``.
+
+        Returns which of its processes outlived it by two seconds; they are killed.
+        """
         self.client.stop_channels()
-        self.manager.shutdown_kernel(now=True)
+        self.manager.shutdown_kernel(now=now)
         deadline = time.monotonic() + 2
         while (left := marked(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.02)

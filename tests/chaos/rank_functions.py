@@ -103,17 +103,19 @@ def meet(token: int) -> list[int]:
 
 
 def private_megabytes(data: torch.Tensor) -> float:
-    """Read all of ``data`` and return the memory that this process shares with no other, in MB."""
+    """Read all of ``data``; return the memory in MB that this rank shares with no other process."""
+    join()
     total = data.sum().item()
     assert abs(total / data.numel() - 1) < 1e-3
+    dist.barrier()  # pages count as private as long as the other rank has not touched them
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    dist.barrier()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
 
 
 def note_private_megabytes(data: torch.Tensor, folder: str) -> None:
     """Leave what ``private_megabytes`` returns in a file: many launchers return no values."""
-    rank = join()
-    Path(folder, f"private{rank}").write_text(str(private_megabytes(data)))
+    Path(folder, f"private{join()}").write_text(str(private_megabytes(data)))
 
 
 def train_in_place() -> int:

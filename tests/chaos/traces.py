@@ -74,7 +74,7 @@ def listening(pids: list[int]) -> set[str]:
 
 
 def held(pid: int) -> Counter[str]:
-    """Return how many sockets, shared-memory files and pipes a process has open."""
+    """Return how many sockets, pipes and shared-memory files a process has open."""
     kinds: Counter[str] = Counter()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(OSError):
@@ -86,17 +86,16 @@ def held(pid: int) -> Counter[str]:
     return kinds
 
 
-def shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()}
+def shared_memory(pids: list[int]) -> set[str]:
+    """Return the names in /dev/shm that these processes have open or mapped."""
+    found: set[str] = set()
+    for pid in pids:
+        with suppress(OSError):
+            lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+            targets = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+            found |= {text.partition("/dev/shm/")[2] for text in [*lines, *targets]}
+    return found - {""}
 
 
-def orphaned(names: set[str]) -> set[str]:
-    """Return those files of /dev/shm that no living process has open or mapped."""
-    names = names & shared_memory()
-    for folder in Path("/proc").iterdir() if names else ():
-        if folder.name.isdigit():
-            with suppress(OSError):
-                mapped = (folder / "maps").read_text()
-                opened = "\n".join(os.readlink(entry) for entry in (folder / "fd").iterdir())
-                names = {n for n in names if n not in mapped and n not in opened}
-    return names
+def still_there(names: set[str]) -> set[str]:
+    return names & {path.name for path in Path("/dev/shm").iterdir()}
