@@ -21,6 +21,7 @@ from nvalchemi.sharding.load import Load, measure_load
 from nvalchemi.sharding.loaders import epochs_of, find_hook, source_of_loader
 from nvalchemi.sharding.overlap import Overlap, measure_overlap
 from nvalchemi.sharding.record import Record
+from nvalchemi.sharding.replan import Made
 from nvalchemi.sharding.samples import SampleSet
 from nvalchemi.sharding.sources import Source, as_indices, spread_ranks
 from nvalchemi.sharding.startup import Startup, measure_startup
@@ -107,6 +108,7 @@ class ShardPlan:
                 raise TypeError(f"{name} must be True or False, got {value!r}")
         kwargs = dict(sampler_kwargs or {})
         built = hasattr(sampler, "__iter__") and not isinstance(sampler, type)
+        given = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last}
         if built:
             if seed or not shuffle or kwargs:
                 raise ValueError(
@@ -115,7 +117,6 @@ class ShardPlan:
                 )
             source = source_of_instances(sampler, samples, world_size, batch_size, drop_last)
         elif sampler is None or callable(sampler):
-            given = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last}
             source = source_of_class(
                 sampler or default_sampler(samples),
                 samples,
@@ -128,7 +129,8 @@ class ShardPlan:
                 "sampler must be a class, a factory, a sampler, or a list of one per rank, got "
                 f"{sampler!r}"
             )
-        self._fill(samples, source, epochs, kwargs)
+        made = None if built else Made(sampler, given={**given, "batch_size": batch_size})
+        self._fill(samples, source, epochs, kwargs, made)
         self._seed = int(kwargs.get("seed", seed))
 
     def _fill(
@@ -137,6 +139,7 @@ class ShardPlan:
         source: Source,
         epochs: int,
         sampler_kwargs: dict[str, Any],
+        made: Made | None = None,
     ) -> None:
         self.samples = samples
         self.source = source
@@ -145,6 +148,7 @@ class ShardPlan:
         self.sampler_kwargs = sampler_kwargs
         self._seed = int(sampler_kwargs.get("seed") or 0)
         self._hash: str | None = None
+        self._made = made
 
     @classmethod
     def from_loader(
@@ -184,7 +188,7 @@ class ShardPlan:
         world_size = check_integer("world_size", world_size, 1)
         plan = cls.__new__(cls)
         source = source_of_loader(loader, samples, world_size, sampler_cls, kwargs)
-        plan._fill(samples, source, epochs, kwargs)
+        plan._fill(samples, source, epochs, kwargs, Made(sampler_cls, loader))
         return plan
 
     @classmethod
