@@ -62,8 +62,9 @@ _KEPT = ("backend", "backend_fallback", "interactive", "timezone")
 @contextmanager
 def styled() -> Iterator[None]:
     """Matplotlib's own settings with ours over them, and the user's back at the end."""
-    defaults: dict[Any, Any] = {k: v for k, v in mpl.rcParamsDefault.items() if k not in _KEPT}
-    with mpl.rc_context({**defaults, **SETTINGS}):
+    defaults = {k: v for k, v in mpl.rcParamsDefault.items() if k not in _KEPT}
+    settings: Any = {**defaults, **SETTINGS}
+    with mpl.rc_context(settings):
         yield
 
 

@@ -1,6 +1,6 @@
 """Which rank takes which samples at which step, drawn: cells of samples, or tiles of counts."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -79,9 +79,8 @@ def draw_cells(axes: Axes, arrays: AssignmentArrays) -> None:
     cells, datasets = arrays.cells, arrays.datasets
     assert cells is not None and datasets is not None and arrays.repeated is not None
     steps, ranks, size = cells.shape
-    flat, own, again = (
-        np.moveaxis(part, 1, 0).reshape(ranks, -1) for part in (cells, datasets, arrays.repeated)
-    )
+    flat, own = by_rank(cells), by_rank(datasets)
+    again = by_rank(arrays.repeated)
     low, high = arrays.samples
     shown = (flat >= low) & (flat < high)
     several = bool((own[flat >= 0] > 0).any())
@@ -102,6 +101,11 @@ def draw_cells(axes: Axes, arrays: AssignmentArrays) -> None:
     rows, columns = np.nonzero(shown & again)
     if rows.size:
         crosses(axes, columns + (0.8 if named else 0.5), rows + (0.22 if named else 0.5))
+
+
+def by_rank(values: NDArray[Any]) -> NDArray[Any]:
+    """(S, R, B) as (R, S * B)."""
+    return np.moveaxis(values, 1, 0).reshape(values.shape[1], -1)
 
 
 def cells_title(several: bool, named: bool) -> str:

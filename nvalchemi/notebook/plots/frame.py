@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -23,6 +24,7 @@ from nvalchemi.notebook.style import (
 
 SIZE, DPI = (9.0, 5.2), 100
 TOP, BOTTOM = 0.80, 0.27  # of the panels
+SIGNS = 400  # in one picture
 A_ROW = 8  # numbers in a row
 WIDE = 132  # letters of a line of small text
 Rect = tuple[float, float, float, float]
@@ -139,7 +141,8 @@ def deviations(axes: Axes, z: NDArray[np.float64]) -> None:
     image(axes, z, (-DEVIATION_LIMIT, DEVIATION_LIMIT), DEVIATION)
     for far, sign in ((z >= DEVIATION_LIMIT, "+"), (z <= -DEVIATION_LIMIT, "_")):
         rows, columns = np.nonzero(far)
-        rows, columns = rows[:400], columns[:400]
+        every = -(-rows.size // SIGNS) or 1
+        rows, columns = rows[::every], columns[::every]
         if rows.size:
             axes.scatter(columns + 0.5, rows + 0.5, s=9, marker=sign, c=TEXT, linewidths=0.6)
 
@@ -163,12 +166,12 @@ def sequential_key(axes: Axes, top: float, bottom: float, title: str, colours: C
     label(axes, "", "", title)
 
 
-def crosses(axes: Axes, x: NDArray[np.float64], y: NDArray[np.float64]) -> PathCollection:
+def crosses(axes: Axes, x: NDArray[Any], y: NDArray[Any]) -> PathCollection:
     """Marks of what is wrong."""
     return axes.scatter(x, y, s=26, marker="x", c=WRONG, linewidths=1.2)
 
 
-def rule(axes: Axes, places: NDArray[np.float64]) -> None:
+def rule(axes: Axes, places: NDArray[Any]) -> None:
     """Lines between steps."""
     for place in places.tolist():
         axes.axvline(place, color=LINE, linewidth=0.6)
