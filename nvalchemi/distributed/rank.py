@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -62,9 +63,11 @@ class Rank:
         self.control, control = multiprocessing.Pipe()
         self.result = payload.new_file()
         self._is_closed = False
-        (out, err, self._stacks), theirs = zip(*(os.pipe() for _ in range(3)))
+        self._stacks, stacks = socket.socketpair()
+        (out, err), (child_out, child_err) = zip(*(os.pipe() for _ in range(2)))
+        theirs = (child_out, child_err, stacks.detach())
         self.readers = [self._reader(out, "stdout"), self._reader(err, "stderr")]
-        os.set_blocking(self._stacks, False)
+        self._stacks.setblocking(False)
         # Linux tells a process of the end of the thread that spawned it: only the main one stays
         parent_thread = threading.current_thread() is threading.main_thread()
         ends = Ends(control, self.result, *theirs)
@@ -138,16 +141,22 @@ class Rank:
             if self.exitcode is None:  # too young to have a group of its own
                 os.kill(self.pid, number)
 
-    def ask_for_stack(self) -> None:
-        """Let the rank write its Python stack; `take_stack` reads it a moment later."""
-        if not self.has_ended and self.exitcode is None:
-            os.kill(self.pid, STACK_SIGNAL)
+    def ask_for_stack(self, by_signal: bool = False) -> None:
+        """Let the rank write its Python stack; `take_stack` reads it a moment later.
+
+        The signal reaches one whose threads all wait for the GIL; see STACK_SIGNAL.
+        """
+        with suppress(OSError):
+            if not by_signal:
+                self._stacks.send(b"?")
+            elif not self.has_ended and self.exitcode is None:
+                os.kill(self.pid, STACK_SIGNAL)
 
     def take_stack(self) -> str:
         """Return what the rank has written of its stack, as faulthandler formats it."""
         parts = []
         with suppress(BlockingIOError, OSError):
-            while part := os.read(self._stacks, 1 << 16):
+            while part := self._stacks.recv(1 << 16):
                 parts.append(part)
         return b"".join(parts).decode(errors="replace")
 
@@ -168,7 +177,7 @@ class Rank:
             self.note_end()
         self._process.close()
         self.control.close()
-        os.close(self._stacks)
+        self._stacks.close()
         os.close(self.result)
 
 

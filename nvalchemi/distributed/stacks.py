@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from nvalchemi.distributed.rank import Rank, wait_for_any
 
-_PATIENCE = 0.5  # s; a rank writes its stack in milliseconds, unless the machine swaps
+_PATIENCE = 2.0  # s; a rank answers in milliseconds, unless C++ holds the GIL
+_LAST_PATIENCE = 0.5  # s; how long one may take to write its stack at a signal
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.* \(most recent call first\):")
 
@@ -80,12 +81,20 @@ def read_stacks(ranks: Sequence[Rank]) -> list[Stack]:
     for rank in ranks:
         rank.take_stack()  # an older answer
         rank.ask_for_stack()
-    deadline = time.monotonic() + _PATIENCE
-    while time.monotonic() < deadline and not all(map(_is_whole, texts.values())):
-        wait_for_any(ranks, 0.01)
-        for rank in ranks:
-            texts[rank] += rank.take_stack()
+    _collect(texts, _PATIENCE)
+    for rank in [rank for rank, text in texts.items() if not text]:
+        rank.ask_for_stack(by_signal=True)
+    _collect(texts, _LAST_PATIENCE)
     return [parse(text) for text in texts.values()]
+
+
+def _collect(texts: dict[Rank, str], patience: float) -> None:
+    """Read stacks as they come; what the ranks print meanwhile is passed on."""
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline and not all(map(_is_whole, texts.values())):
+        wait_for_any(list(texts), 0.01)
+        for rank in texts:
+            texts[rank] += rank.take_stack()
 
 
 def _is_whole(text: str) -> bool:

@@ -17,6 +17,7 @@ from nvalchemi.distributed.rank_error import RankError, death
 from nvalchemi.distributed.rank_process import is_worker
 from nvalchemi.distributed.serving import ServingRanks
 from nvalchemi.notebook.cell_code import check_code
+from nvalchemi.notebook.cell_names import cells_by_number
 from nvalchemi.notebook.devices import PER_LAUNCH, lay_out
 from nvalchemi.notebook.meeting import meeting_point
 from nvalchemi.notebook.packing import pack
@@ -282,7 +283,7 @@ class WorkerPool:
             output = _LazyOutput(self.nprocs, self._mode)
             try:
                 _refuse_dead(ranks)
-                with origins.known(known), closing(output):
+                with origins.known(known), closing(output), cells_by_number():
                     return ranks.ask(descriptor, chosen or range(self.nprocs), output)
             except RankError as error:
                 if story := self._recover(ranks):

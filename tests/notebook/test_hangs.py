@@ -109,3 +109,12 @@ def test_the_others_of_a_killed_rank_have_their_story_in_the_notes():
         launch(_report_late_peer, nprocs=2, timeout=60)
     assert len(caught.value.__notes__) == 1
     assert caught.value.__notes__[0].startswith("rank 0: ")
+
+
+def _hold_the_gil() -> None:
+    sum(range(6 * 10**8))  # a loop in C that does not let other threads run
+
+
+def test_a_rank_that_holds_the_gil_shows_where_it_stands_too(capfd):
+    launch(_hold_the_gil, nprocs=1, stall=1)
+    assert "sum(range(6 * 10**8))" in capfd.readouterr().err
