@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 COLUMNS = 96
 SHOWN = 6  # data sets that have a colour of their own
-SCANNED = 2**16  # draws at the beginning that are searched for each data set
+SCANNED = 2**15  # draws at the beginning that are searched for each data set
 
 
 @dataclass(frozen=True)

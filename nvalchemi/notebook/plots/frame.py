@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from nvalchemi.notebook.plots.facts import SIGN, Facts
+from nvalchemi.notebook.stamps import StampedText
 from nvalchemi.notebook.style import (
     DEVIATION,
     DEVIATION_LIMIT,
@@ -45,8 +46,8 @@ def start(figure: Figure | None, view: str, rects: Mapping[str, Rect]) -> tuple[
         for name, (left, bottom, width, height) in zip(names, rects.values()):
             place = (left, BOTTOM + bottom * (TOP - BOTTOM), width, height * (TOP - BOTTOM))
             figure.add_axes(place, label=name)
-    for text in list(figure.texts):
-        text.remove()
+    for artist in [*figure.texts, *figure.artists]:
+        artist.remove()
     panels = list(figure.axes)
     for axes in panels:
         empty(axes)
@@ -65,26 +66,33 @@ def empty(axes: Axes) -> None:
 
 def finish(figure: Figure, facts: Facts) -> Figure:
     """Write what is asked, what to look for, how true it is, the numbers, and the plan."""
-    figure.text(0.02, 0.955, facts.question, fontsize=11.5, fontweight="bold", color=TEXT)
-    figure.text(0.02, 0.918, facts.look_for, color=FAINT)
+    write(figure, 0.02, 0.955, facts.question, TEXT, 11.5, "bold")
+    write(figure, 0.02, 0.918, facts.look_for, FAINT, 8.0)
     word, _, rest = facts.truth.partition(":")
     box = {"boxstyle": "round,pad=0.25", "facecolor": "none", "edgecolor": FAINT, "linewidth": 0.8}
     figure.text(0.025, 0.868, word.upper(), fontweight="bold", fontsize=7.5, bbox=box)
-    figure.text(0.04 + 0.0088 * len(word), 0.868, rest.strip(), fontsize=7.5, color=FAINT)
+    write(figure, 0.04 + 0.0088 * len(word), 0.868, rest.strip(), FAINT, 7.5)
     write_numbers(figure, facts)
-    figure.text(0.02, 0.02, textwrap.shorten(facts.plan, WIDE), fontsize=7, color=FAINT)
+    write(figure, 0.02, 0.02, textwrap.shorten(facts.plan, WIDE), FAINT, 7.0)
     figure.set_label(facts.alt)
     return figure
+
+
+def write(
+    figure: Figure, x: float, y: float, words: str, ink: str, size: float, weight: str = "normal"
+) -> None:
+    """A line of text, from this place of the figure on."""
+    text = StampedText(x, y, words, color=ink, fontsize=size, fontweight=weight)
+    figure.add_artist(text)
 
 
 def write_numbers(figure: Figure, facts: Facts) -> None:
     numbers = facts.numbers[:A_ROW]
     for number, left in zip(numbers, np.linspace(0.02, 0.98, len(numbers) + 1)):
         value = f"{SIGN} {number.value}" if number.wrong else number.value
-        colour = WRONG if number.wrong else TEXT
         size = 11 if len(value) < 12 else 8.5 if len(value) < 15 else 7
-        figure.text(left, 0.112, value, fontsize=size, fontweight="bold", color=colour)
-        figure.text(left, 0.075, number.name, fontsize=7.5, color=colour if number.wrong else FAINT)
+        write(figure, left, 0.112, value, WRONG if number.wrong else TEXT, size, "bold")
+        write(figure, left, 0.075, number.name, WRONG if number.wrong else FAINT, 7.5)
 
 
 def label(axes: Axes, x: str, y: str, title: str = "") -> None:

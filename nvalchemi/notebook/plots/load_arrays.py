@@ -197,7 +197,7 @@ class Tally:
         numbers = [
             Number("DDP efficiency", f"{efficiency:.3f}{about}", efficiency < UNEVEN),
             Number("time waited", percent(max(0.0, 1 - efficiency)), efficiency < UNEVEN),
-            Number(f"mean {self.unit} of a batch", compact(mean)),
+            Number(f"mean batch ({self.unit})", compact(mean)),
             Number(f"largest batch ({self.unit})", compact(big.cost)),
             Number("it is", f"step {big.step}, rank {big.rank}"),
             Number("largest possible", compact(self.bound())),
