@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from nvalchemi.distributed import payload
 from nvalchemi.distributed.output import LineReader
 from nvalchemi.distributed.process import Ends, Task, WorkerProcess
+from nvalchemi.distributed.rank_group import kill_group
 from nvalchemi.distributed.rank_process import STACK_SIGNAL, live
 
 
@@ -136,7 +137,10 @@ class Rank:
     def signal(self, number: int) -> None:
         """Send a signal to the rank and to all that it started."""
         try:
-            os.killpg(self.pid, number)
+            if number == signal.SIGKILL:
+                kill_group(self.pid)
+            else:
+                os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
             if self.exitcode is None:  # too young to have a group of its own
                 os.kill(self.pid, number)

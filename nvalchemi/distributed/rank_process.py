@@ -27,6 +27,7 @@ from typing import Any
 
 from nvalchemi.distributed.process import Ends, Task
 from nvalchemi.distributed.rank_end import finish, leave, note_open_files
+from nvalchemi.distributed.rank_group import kill_group
 
 STACK_SIGNAL = int(getattr(signal, "SIGRTMIN", signal.SIGURG)) + 5 * hasattr(signal, "SIGRTMIN")
 """A rank that gets it writes its Python stack, also while C++ holds the GIL.
@@ -129,7 +130,7 @@ def _watch_parent(stacks: int) -> None:
             if not os.read(stacks, 1):
                 break
             os.write(stacks, _main_stack().encode())
-    os.killpg(os.getpid(), signal.SIGKILL)
+    kill_group(os.getpid())
 
 
 def _main_stack() -> str:

@@ -152,3 +152,37 @@ def test_a_rank_that_waits_for_its_threads_says_so(capfd):
     launch(_leave_a_slow_thread, nprocs=1)
     said = capfd.readouterr().err
     assert "rank 0 has returned and has waited 0.1 s for slow writer" in said
+
+
+class _Numbers(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, i: int) -> int:
+        return i
+
+
+def _die_with_spawned_workers(folder: str) -> None:
+    loader = torch.utils.data.DataLoader(
+        _Numbers(), num_workers=1, multiprocessing_context="spawn", persistent_workers=True
+    )
+    next(iter(loader))
+    worker = loader._iterator._workers[0].pid  # type: ignore[union-attr]
+    Path(folder, "worker").write_text(str(worker))
+    Path(folder, "names").write_text(" ".join(os.listdir("/dev/shm")))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="semaphores have no names there")
+def test_a_killed_rank_leaves_neither_workers_nor_semaphores(tmp_path):
+    before = set(os.listdir("/dev/shm"))
+    with pytest.raises(RankError, match="killed by SIGKILL"):
+        launch(_die_with_spawned_workers, str(tmp_path), nprocs=1)
+    worker = Path("/proc", (tmp_path / "worker").read_text(), "cmdline")
+    assert not worker.exists() or not worker.read_bytes()  # gone, or waits to be reaped
+    made = set((tmp_path / "names").read_text().split()) - before
+    assert any(name.startswith("sem.mp-") for name in made)
+    deadline = time.monotonic() + 5
+    while made & set(os.listdir("/dev/shm")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not {name for name in made if name.startswith("sem.mp-")} & set(os.listdir("/dev/shm"))

@@ -1,0 +1,53 @@
+"""All that a rank has started: ended with it, but for the process that cleans up after them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+_CLEANER = b"multiprocessing.resource_tracker"
+
+
+def kill_group(leader: int) -> None:
+    """Kill a rank and the processes of its group, and let Python's resource tracker live.
+
+    The tracker ends by itself when they are gone, and unlinks the semaphores and the shared memory
+    that they had no time to unlink; killed with them, it would leave both until the next boot.
+    """
+    if sys.platform != "linux":
+        os.killpg(leader, signal.SIGKILL)
+        return
+    os.killpg(leader, 0)  # raises if nobody is left, which spares the search
+    for _ in range(3):  # one may have started another meanwhile
+        members = _members(leader)
+        for pid in members:
+            _kill(pid)
+        if not members:
+            return
+
+
+def _members(leader: int) -> list[int]:
+    """Return the processes of a group that run and are no cleaners, the leader last."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat") as file:
+                state, _, group = file.read().rpartition(")")[2].split()[:3]
+            if int(group) != leader or state in "ZX":
+                continue
+            with open(f"/proc/{name}/cmdline", "rb") as file:
+                if _CLEANER not in file.read():
+                    found.append(int(name))
+        except OSError:
+            continue  # it ended meanwhile
+    return sorted(found, key=lambda pid: pid == leader)
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
