@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from nvalchemi.sharding.plan import ShardPlan
 
 CELLS = 4096  # samples that are drawn one by one
-TILES, ROWS = 192, 64
+TILES, FEWEST, ROWS = 192, 24, 64
+A_TILE = 8  # draws that a tile should have in each row
 SIGMAS = 5.0
 QUESTION = "Which rank takes which samples?"
 
@@ -98,10 +99,13 @@ class Tally:
         self.shares = asked_shares(plan)
         self.low, self.high = check_range(samples, len(plan.samples))
         length = self.high - self.low
-        number = min(TILES, length)
-        self.tiles = self.low - (-np.arange(number + 1) * length // number)
         self.rank_rows = min(ROWS, len(look.ranks))
         self.step_rows = min(ROWS, len(look.steps))
+        draws = len(look.ranks) * len(look.steps) * plan.batch_size
+        # fewer draws in a tile would make a picture of noise
+        enough = draws // (A_TILE * max(self.rank_rows, self.step_rows))
+        number = min(length, max(FEWEST, min(TILES, enough)))
+        self.tiles = self.low - (-np.arange(number + 1) * length // number)
         self.by_rank = np.zeros((self.rank_rows, number), dtype=np.int64)
         self.by_step = np.zeros((self.step_rows, number), dtype=np.int64)
         self.drawn_by_rank = np.zeros(self.rank_rows, dtype=np.int64)

@@ -61,6 +61,7 @@ def empty(axes: Axes) -> None:
     legend = axes.get_legend()
     if legend is not None:
         legend.remove()
+    axes.containers.clear()  # of bars, which a legend would name again
     axes.set_prop_cycle(None)
 
 
