@@ -12,7 +12,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Kernels:
-    """The kernel of a module's trials; after a failure the next trial gets a new one."""
+    """The kernel of the trials, one after the other; after a failure the next gets a new one."""
 
     def __init__(self) -> None:
         self._kernel: Kernel | None = None
@@ -29,7 +29,7 @@ class Kernels:
         return kernel.close(now) if kernel is not None else []
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def kernels() -> Iterator[Kernels]:
     kernels = Kernels()
     yield kernels

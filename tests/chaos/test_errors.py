@@ -36,7 +36,7 @@ def test_a_killed_rank_is_named_and_the_next_launch_works(kernels):
     trials.run(
         "SIGKILL of a rank: named, and the next launch works",
         trial,
-        short=2,
+        short=1,
         limit=0.3,
         after_failure=kernels.discard,
     )

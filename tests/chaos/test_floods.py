@@ -27,9 +27,10 @@ def test_a_million_lines_neither_freeze_nor_lose_the_last(kernels):
 
     def trial(number: int) -> float:
         cell = kernels.get().check(LINES.format(lines=lines), timeout=300)
-        for rank in (0, 1):
-            assert f"[rank {rank}] line 0\n" in cell.plain
-            assert f"[rank {rank}] line {lines - 1}\n" in cell.plain
+        assert re.search(r"^\[rank \d\] line 0\n", cell.plain, re.M)
+        for rank in (0, 1):  # a traceback or a table stands in the last lines
+            for last in range(lines - 20, lines):
+                assert f"[rank {rank}] line {last}\n" in cell.plain
         shown = len(cell.plain.splitlines())
         assert shown < 20_000, f"{shown} lines are shown: a notebook freezes over them"
         logs = sorted(set(re.findall(r"/\S+/rank\d\.log\b", cell.plain)))

@@ -36,27 +36,17 @@ def _start(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def _start_notebook(runner: str, last: str, folder: Path) -> subprocess.Popen[str]:
-    cells = [nbformat.v4.new_code_cell(code) for code in (IMPORTS, GOOD, last)]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / "run.ipynb")
-    output = ["done.ipynb"] if runner == "papermill" else []
-    return _start(["-m", *RUNNERS[runner], "run.ipynb", *output], folder)
-
-
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_a_failing_rank_fails_the_run(runner, tmp_path):
     if runner == "papermill":
         pytest.importorskip("papermill")
-    run = _start_notebook(runner, BAD, tmp_path)
+    cells = [nbformat.v4.new_code_cell(code) for code in (IMPORTS, BAD)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "run.ipynb")
+    output = ["done.ipynb"] if runner == "papermill" else []
+    run = _start(["-m", *RUNNERS[runner], "run.ipynb", *output], tmp_path)
     said = run.communicate(timeout=200)[0]
     assert run.returncode != 0, said
     assert "rank 1: KeyError: 'energy'" in said
-
-
-def test_a_good_notebook_is_a_good_run(tmp_path):
-    run = _start_notebook("nbconvert", GOOD, tmp_path)
-    said = run.communicate(timeout=200)[0]
-    assert run.returncode == 0, said
 
 
 SCRIPT = """

@@ -23,7 +23,7 @@ def test_the_usual_idiom_neither_hangs_nor_aborts(kernels):
     trials.run(
         "usual DDP idiom, model alive at the end: no hang, no abort",
         trial,
-        short=3,
+        short=2,
         share=2,
         after_failure=kernels.discard,
     )
