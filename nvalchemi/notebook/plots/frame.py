@@ -131,16 +131,12 @@ def spread_ticks(values: NDArray[np.int64], most: int = 8) -> tuple[list[float],
 def image(
     axes: Axes, values: NDArray[np.float64], limits: tuple[float, float], colours: Colormap
 ) -> None:
-    """An image of cells of size one, the first row on top."""
+    """An image of cells of size one, the first row on top; nan has the colour for bad values."""
     rows, columns = values.shape
-    axes.imshow(
-        np.ma.masked_invalid(values),
-        extent=(0, columns, rows, 0),
-        aspect="auto",
-        vmin=limits[0],
-        vmax=limits[1],
-        cmap=colours,
-    )
+    scaled = np.clip((values - limits[0]) / (limits[1] - limits[0]), 0, 1)
+    # coloured cell by cell: matplotlib would do it pixel by pixel
+    cells = colours(np.ma.masked_invalid(scaled), bytes=True)
+    axes.imshow(cells, extent=(0, columns, rows, 0), aspect="auto")
     axes.set_xlim(0, columns)
     axes.set_ylim(rows, 0)
 

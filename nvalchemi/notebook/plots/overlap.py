@@ -89,7 +89,7 @@ def compute_overlap(
     if own * len(chosen) <= max(draws, COUNT_LIMIT if not plan.source.cheap else 0):
         return assemble(plan, measure_overlap(plan, epoch, chosen), asked, "")
     chosen = one_of_each(chosen, BLOCKS)
-    return of_some_steps(plan, epoch, chosen, asked, draws)
+    return of_some_steps(plan, epoch, chosen, asked, draws // 2)
 
 
 def refine_overlap(
