@@ -8,7 +8,7 @@ STAMP := .venv/installed-at
 RUN := PATH="$(CURDIR)/$(VENV):$$PATH" OMP_NUM_THREADS=1
 SHELL := bash
 .DELETE_ON_ERROR:
-.PHONY: help demo test chaos lab lint bench binder-check clean-notebooks clean FORCE
+.PHONY: help demo test chaos screenshots lab lint bench binder-check clean-notebooks clean FORCE
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -17,10 +17,15 @@ demo: $(STAMP) ## train on two ranks from the quickstart notebook and print what
 	@$(RUN) python examples/run_quickstart.py
 
 test: $(STAMP) ## run all tests and execute all notebooks (their trainings shortened)
+	@$(RUN) python tests/browser/chromium.py
 	@$(RUN) NVALCHEMI_FAST=1 python -m pytest --nbmake --nbmake-timeout=600 tests $(wildcard notebooks)
 
 chaos: $(STAMP) ## the fault trials of launch() in full (NVALCHEMI_TRIALS=100 each) and their table
 	@$(RUN) NVALCHEMI_TRIALS=$${NVALCHEMI_TRIALS:-100} python -m pytest -s tests/chaos
+
+screenshots: $(STAMP) ## take the pictures in docs/images/ anew, by the tests in a browser
+	@$(RUN) python tests/browser/chromium.py
+	@$(RUN) NVALCHEMI_BROWSER=required NVALCHEMI_SCREENSHOTS=1 python -m pytest tests/browser
 
 lab: $(STAMP) ## open JupyterLab on notebooks/ (LAB="--no-browser --port 8889" passes options on)
 	@$(RUN) python -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB) \
