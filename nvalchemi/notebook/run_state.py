@@ -9,7 +9,7 @@ from typing import Any
 
 from nvalchemi.training.hooks.run_files import process_start
 
-_QUIET = 10.0  # s without a word after which it is said; the status is written twice a second
+_QUIET = 15.0  # s without a word after which it is said; the status is written twice a second
 
 
 @dataclass(frozen=True)

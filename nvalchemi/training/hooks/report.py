@@ -37,9 +37,12 @@ _STAGES = frozenset(
         Stage.AFTER_TRAINING,
     }
 )
+# those of each step, by a name that is quicker to look up
+_BEFORE_BATCH, _AFTER_BACKWARD = Stage.BEFORE_BATCH, Stage.AFTER_BACKWARD
+_AFTER_BATCH = Stage.AFTER_BATCH
 _LINES_EVERY = (0.1, 1.0)  # s; at first more often, so that a short run has a curve too
 _STATUS_EVERY = 0.5  # s
-_SHARE = 1 / 500  # of the time may go into writing, where a disk is slow
+_SHARE, _LONGEST = 1 / 1000, 5.0  # of the time may go into each, where a disk is slow; s
 _LINE_BYTES, _BYTES_A_STEP = 200, 500  # of a rank's line; of those of all ranks
 
 
@@ -93,13 +96,13 @@ class RunFolder:
 
     def __call__(self, ctx: Any, stage: TrainingStage) -> None:
         """Note what the stage tells; write now and then."""
-        if stage is Stage.BEFORE_BATCH:
+        if stage is _BEFORE_BATCH:
             self._before_batch(ctx)
-        elif stage is Stage.AFTER_BACKWARD:
+        elif stage is _AFTER_BACKWARD:
             if self._wants_norm and ctx.grad_scaler is None:
                 self._wants_norm = False
                 self._losses.add_norm(ctx.optimizers)
-        elif stage is Stage.AFTER_BATCH:
+        elif stage is _AFTER_BATCH:
             self._after_batch(ctx)
         elif stage is Stage.SETUP:
             self._claim(ctx)
@@ -216,7 +219,7 @@ class RunFolder:
             self._wants_norm = True
         end = perf_counter()
         pause = min(max((end - self._started) / 20, _LINES_EVERY[0]), _LINES_EVERY[1])
-        self._lines_due = end + max(pause, (end - begin) / _SHARE)
+        self._lines_due = end + max(pause, min((end - begin) / _SHARE, _LONGEST))
 
     def _write_status(self, state: str = "running", error: str | None = None) -> None:
         assert self._metrics is not None
@@ -240,7 +243,7 @@ class RunFolder:
         except OSError as problem:
             self._metrics.complain(problem)
         end = perf_counter()
-        self._status_due = end + max(_STATUS_EVERY, (end - begin) / _SHARE)
+        self._status_due = end + max(_STATUS_EVERY, min((end - begin) / _SHARE, _LONGEST))
 
     # The end.
 
