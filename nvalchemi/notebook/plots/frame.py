@@ -25,6 +25,7 @@ from nvalchemi.notebook.style import (
 
 SIZE, DPI = (9.0, 5.2), 100
 TOP, BOTTOM = 0.80, 0.27  # of the panels
+BELOW = 21  # points from a panel to the middle of its label
 SIGNS = 400  # in one picture
 A_ROW = 8  # numbers in a row
 WIDE = 132  # letters of a line of small text
@@ -99,7 +100,9 @@ def write_numbers(figure: Figure, facts: Facts) -> None:
 def label(axes: Axes, x: str, y: str, title: str = "") -> None:
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    # the place is given, so that matplotlib does not look for one around all ticks
+    # places are given, so that matplotlib does not look for one around all ticks
+    height = axes.get_position().height * SIZE[1] * 72
+    axes.xaxis.set_label_coords(0.5, -BELOW / height)
     axes.set_title(title, loc="left", y=1.01, color=FAINT)
 
 
@@ -122,7 +125,7 @@ def id_ticks(
     return [float(p) for p in places], [f"{int(edges[p]):,}" for p in places]
 
 
-def spread_ticks(values: NDArray[np.int64], most: int = 8) -> tuple[list[float], list[str]]:
+def spread_ticks(values: NDArray[np.int64], most: int = 6) -> tuple[list[float], list[str]]:
     """Ticks at the middle of some of the rows of an image, labelled with what they are."""
     places = np.unique(np.linspace(0, len(values) - 1, min(most, len(values))).astype(int))
     return [p + 0.5 for p in places.tolist()], [f"{int(values[p]):,}" for p in places]
