@@ -37,6 +37,7 @@ once in 4,000 times). Nobody else is known to use this signal.
 """
 
 _EXPIRY = 3600.0  # s; how long a rank that was spawned ahead holds its memory for a task
+_HEAD_START = 0.5  # s; for the cell that has just ended: importing takes all of a core
 _running = False
 
 
@@ -72,7 +73,7 @@ def live(
     _show_stack_on_signal(stacks)
     # as under torchrun: spawned DataLoader workers could not find the classes of a cell
     multiprocessing.set_start_method(start_method, force=True)
-    if ahead:
+    if ahead and not ends.control.poll(_HEAD_START):
         with suppress(Exception):  # who needs it meets the error again, and then it is told
             _import_what_most_functions_need()
     control, result = ends.control, ends.result.detach()
@@ -92,9 +93,7 @@ def _live_and_die_with(parent_pid: int, dies_with_thread: bool, stacks: int) -> 
     if os.getppid() != parent_pid:
         os._exit(1)
     os.register_at_fork(before=_note_forking_thread, after_in_child=_die_with_rank)
-    threading.Thread(
-        target=_watch_parent, args=(stacks,), name="watch-parent", daemon=True
-    ).start()
+    threading.Thread(target=_watch_parent, args=(stacks,), name="watch-parent", daemon=True).start()
 
 
 def _die_with_parent() -> None:

@@ -19,7 +19,7 @@ from nvalchemi.distributed.rank_error import RankError as RankError
 from nvalchemi.distributed.rank_process import is_worker
 from nvalchemi.distributed.watch import Watch
 from nvalchemi.distributed.workers import INTERRUPT, WorkerGroup
-from nvalchemi.notebook.cell_names import cells_by_number, with_cell_numbers
+from nvalchemi.notebook.cell_names import with_cell_numbers
 from nvalchemi.notebook.devices import PER_LAUNCH, Layout, lay_out
 from nvalchemi.notebook.handle import LaunchHandle
 from nvalchemi.notebook.meeting import meeting_point
@@ -108,6 +108,7 @@ def launch(
     KeyboardInterrupt
         When it comes; all ranks are ended.
     """
+    __tracebackhide__ = True  # of an error the user's frames are those on the rank
     _refuse_nesting()
     if not callable(fn):
         raise TypeError(f"launch() needs a function as its first argument: {shortened(repr(fn))}")
@@ -123,8 +124,10 @@ def launch(
             group, shown = _start(resources, layout, call, output, stall, ahead, block)
             if not block:
                 return LaunchHandle(group, shown, layout.nprocs, timeout, resources.pop_all())
-            with cells_by_number():
-                return RankResults(group.run(timeout))
+            return RankResults(group.run(timeout))
+    except RankError as error:
+        error.args = (with_cell_numbers(str(error)), error.rank)
+        raise error.with_traceback(None) from error.__cause__  # where we waited tells nothing
     except KeyboardInterrupt:
         count = layout.nprocs
         print(f"launch() was interrupted: {count} rank{'s' if count > 1 else ''} ended")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from itertools import groupby
-from operator import itemgetter
+from dataclasses import dataclass
+from itertools import dropwhile, groupby
+from operator import attrgetter
 from pathlib import Path
 
 from nvalchemi.notebook.front_end import CONTROL, FrontEnd
@@ -37,6 +38,7 @@ class RankOutput:
         shown = {"stream": nprocs, "rank0": 1, "quiet": 0}[mode]
         self._ranks = [_Rank(rank, rank < shown) for rank in range(nprocs)]
         self._rate = _SAMPLED / max(1, shown)
+        self._live_share = _LIVE // max(1, shown)
         self._spent = 0  # lines that were shown
         self._live = live
         self._front_end = FrontEnd()
@@ -58,11 +60,9 @@ class RankOutput:
         self._logs.write(rank, lines)
         self._say_fault()
         one.drawings.pop(stream, None)
-        one.count += len(lines)
-        one.last.extend([(stream, self._cut(rank, line)) for line in lines[-_LAST:]])
+        live = self._show_live(one, stream, lines) if one.is_shown else 0
+        one.take(stream, [self._cut(rank, line) for line in lines[-_LAST:]], len(lines), live)
         if one.is_shown:
-            live = self._show_live(rank, stream, lines)
-            one.waiting += len(lines) - live
             self.tick()
 
     def redraw(self, rank: int, stream: str, text: str) -> None:
@@ -88,12 +88,12 @@ class RankOutput:
         text = self._logs.text(rank)
         if self._logs.path(rank) is not None:
             return text
-        kept = "".join(f"{line}\n" for _, line in list(self._ranks[rank].last))
+        kept = "".join(f"{line.text}\n" for line in list(self._ranks[rank].last))
         return f"{text}[{self._fault}; the last lines were:]\n{kept}"
 
     def last_lines(self) -> list[str]:
         """Return for each rank the bar that it draws and the last line that it printed."""
-        lines = [one.last[-1][1] if one.last else "" for one in self._ranks]
+        lines = [one.last[-1].text if one.last else "" for one in self._ranks]
         bars = [one.drawing() for one in self._ranks]
         return [" | ".join(filter(None, pair)) for pair in zip(bars, lines)]
 
@@ -115,11 +115,11 @@ class RankOutput:
             self._front_end.write("stdout", f"{_lines(count)} of {ranks} {_are(count)} {story}\n")
         self._logs.close()
 
-    def _show_live(self, rank: int, stream: str, lines: Sequence[str]) -> int:
-        """Show the first lines, as many as the launch may still show at once; return how many."""
-        count = _fitting(lines, _LIVE - self._spent)
+    def _show_live(self, one: _Rank, stream: str, lines: Sequence[str]) -> int:
+        """Show the first lines, as many as the rank may still show at once; return how many."""
+        count = _fitting(lines, self._live_share - one.spent)
         if count:
-            self._show(rank, [(stream, self._cut(rank, line)) for line in lines[:count]])
+            self._show(one, [_Line(stream, self._cut(one.rank, line)) for line in lines[:count]])
         return count
 
     def _show_sample(self, one: _Rank, now: float) -> None:
@@ -133,24 +133,31 @@ class RankOutput:
             where = f"; all are in {self._logs.folder}" if self._logs.folder else ""
             note = f"... only some of the next lines are shown{where}\n"
             self._front_end.write("stdout", note)
-        one.tokens -= self._show(one.rank, newest)
-        one.pass_over(len(newest))
+        one.tokens -= self._show(one, newest)
+        one.waiting = 0
 
     def _show_last(self, one: _Rank) -> None:
-        newest = one.newest(_LAST)
-        one.pass_over(len(newest))
-        if one.hidden:
+        """Show the last lines from the first on that was not shown, so that they can be read."""
+        last = list(dropwhile(attrgetter("is_shown"), one.last))
+        missing = sum(not line.is_shown for line in last)
+        if hidden := one.count - one.shown - missing:
             where = self._logs.path(one.rank)
             story = f"all of them are in {where}" if where else "not all of them are in a log"
-            note = f"... {_lines(one.hidden)} {_are(one.hidden)} not shown here; {story}"
+            again = "; the last lines, in order:" if missing < len(last) else ""
+            note = f"... {_lines(hidden)} {_are(hidden)} not shown here; {story}{again}"
             self._front_end.lines(one.rank, "stdout", [note])
-        self._show(one.rank, newest)
+        self._show(one, last)
 
-    def _show(self, rank: int, lines: Sequence[tuple[str, str]]) -> int:
-        """Show lines with their streams; return what they count."""
-        for stream, group in groupby(lines, itemgetter(0)):
-            self._front_end.lines(rank, stream, [line for _, line in group])
-        cost = sum(_cost(line) for _, line in lines)
+    def _show(self, one: _Rank, lines: Sequence[_Line]) -> int:
+        """Show lines of a rank; return what they count."""
+        for stream, group in groupby(lines, attrgetter("stream")):
+            shown = list(group)
+            self._front_end.lines(one.rank, stream, [line.text for line in shown])
+            for line in shown:
+                line.is_shown = True
+        cost = sum(_cost(line.text) for line in lines)
+        one.spent += cost
+        one.shown += len(lines)
         self._spent += cost
         return cost
 
@@ -174,6 +181,15 @@ class RankOutput:
             self._front_end.write("stderr", f"launch(): {self._fault}\n")
 
 
+@dataclass(slots=True)
+class _Line:
+    """A line that may be shown later."""
+
+    stream: str
+    text: str
+    is_shown: bool = False
+
+
 class _Rank:
     """What is known of one rank's output."""
 
@@ -181,9 +197,10 @@ class _Rank:
         self.rank = rank
         self.is_shown = is_shown
         self.count = 0  # lines so far
+        self.shown = 0  # of them
         self.waiting = 0  # of them, the newest, after the last that was shown
-        self.hidden = 0  # of them, before the last that was shown
-        self.last: deque[tuple[str, str]] = deque(maxlen=_LAST)  # with their streams
+        self.spent = 0  # what those that were shown count
+        self.last: deque[_Line] = deque(maxlen=_LAST)
         self.drawings: dict[str, str] = {}  # by stream
         self.tokens = float(_SAMPLED)  # lines that may be shown now
         self._refilled = 0.0
@@ -195,20 +212,22 @@ class _Rank:
         self.tokens = min(self.tokens + rate * (now - self._refilled), max(most, 1.0))
         self._refilled = now
 
-    def newest(self, budget: float) -> list[tuple[str, str]]:
+    def take(self, stream: str, last: Sequence[str], count: int, live: int) -> None:
+        """Note so many new lines, of which the first ones are shown already."""
+        begin = count - len(last)
+        self.last.extend(_Line(stream, text, begin + k < live) for k, text in enumerate(last))
+        self.count += count
+        self.waiting += count - live
+
+    def newest(self, budget: float) -> list[_Line]:
         """Return the newest waiting lines that the budget allows, the last of them overdrawn."""
-        taken: list[tuple[str, str]] = []
+        taken: list[_Line] = []
         for line in reversed(self.last):
             if budget < 1 or len(taken) == self.waiting:
                 break
             taken.append(line)
-            budget -= _cost(line[1])
+            budget -= _cost(line.text)
         return taken[::-1]
-
-    def pass_over(self, shown: int) -> None:
-        """Note that the newest lines were shown and those before them will not be."""
-        self.hidden += self.waiting - shown
-        self.waiting = 0
 
 
 def _cost(line: str) -> int:

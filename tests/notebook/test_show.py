@@ -90,15 +90,13 @@ def test_a_million_lines_are_cut_and_none_is_lost(capfd):
     output.close()
     lines = capfd.readouterr().out.splitlines()
     assert len(lines) < 2500 and "[rank 0] quiet" in lines
-    assert lines[:2000] == [f"[rank 1] line {i}" for i in range(2000)]
+    assert lines[:1000] == [f"[rank 1] line {i}" for i in range(1000)]  # its half of 2000
     assert lines[-1] == "[rank 1] the end"
-    assert lines[-2:-200:-1] == [f"[rank 1] line {999_999 - i}" for i in range(198)]
-    shown = [line for line in lines if re.fullmatch(r"\[rank 1\] (line \d+|the end)", line)]
-    assert len(shown) == len(set(shown))
+    assert lines[-2:-190:-1] == [f"[rank 1] line {999_999 - i}" for i in range(188)]
+    shown = {line for line in lines if re.fullmatch(r"\[rank 1\] (line \d+|the end)", line)}
     note = f"[rank 1] ... {1_000_001 - len(shown):,} lines are not shown here; "
-    assert [line for line in lines if line.startswith(note)] == [
-        f"{note}all of them are in {output.logs[1]}"
-    ]
+    (told,) = [line for line in lines if line.startswith(note)]
+    assert told.startswith(f"{note}all of them are in {output.logs[1]}")
     assert output.logs[1].read_text() == "".join(f"line {i}\n" for i in range(10**6)) + "the end\n"
 
 
@@ -115,9 +113,10 @@ def test_slow_lines_after_a_flood_are_shown_by_tick(capfd):
         time.sleep(0.01)
     assert err == "[rank 0] epoch 1\n"
     output.close()
-    assert capfd.readouterr().out.endswith(
-        f"lines are not shown here; all of them are in {output.logs[0]}\n"
-    )
+    told = capfd.readouterr()
+    where = f"[rank 0] ... 801 lines are not shown here; all of them are in {output.logs[0]}"
+    assert told.out.startswith(f"{where}; the last lines, in order:\n[rank 0] b\n")
+    assert told.err == "[rank 0] epoch 1\n"  # behind the lines before it
 
 
 @pytest.mark.parametrize(
@@ -189,7 +188,7 @@ def test_no_place_for_logs_ends_no_training(tmp_path, monkeypatch, capfd):
     assert output.logs == () and "the last lines were:]\n2800\n" in text and "2999\n" in text
     output.close()
     out, err = capfd.readouterr()
-    assert "\n[rank 0] 2999\n" in out and out.endswith("; not all of them are in a log\n")
+    assert out.endswith("\n[rank 0] 2999\n") and "; not all of them are in a log" in out
     assert err.startswith("launch(): what the ranks print is in no log file: ")
     assert len(err.splitlines()) == 1
 
