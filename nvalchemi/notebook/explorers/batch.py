@@ -76,7 +76,7 @@ class BatchExplorer(PlanExplorer):
         self._rank.tooltip = "only for one rank or one batch" if self._rank.disabled else "rank"
 
     def drawn(self) -> None:
-        if self.plan is not None:
+        if self.plan is not None and self.tabs.selected_index == 2:
             arrays = self._opened.arrays
             table = "" if arrays is None else batch_table(arrays)
             self._table.value = f'<div style="{TEXT_COLOUR}">{table}</div>'

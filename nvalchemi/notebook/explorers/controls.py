@@ -50,7 +50,9 @@ def choice(label: str, options: Iterable[Any], value: Any = None) -> ipywidgets.
 
 def row(parts: Sequence[ipywidgets.Widget]) -> ipywidgets.Box:
     """Side by side, on as many lines as the page needs."""
-    return ipywidgets.Box(list(parts), layout=ipywidgets.Layout(flex_flow="row wrap", gap="0.3em"))
+    return ipywidgets.Box(
+        list(parts), layout=ipywidgets.Layout(flex_flow="row wrap", grid_gap="0.3em")
+    )
 
 
 def box(width: str) -> ipywidgets.Layout:

@@ -102,7 +102,9 @@ class ShardExplorer(PlanExplorer):
         set_upper(self._zoom["steps"], max(0, steps - 1))
         self._resume.limit(plan, steps)
 
-    def drawn(self) -> None:
+    def inspect(self) -> None:
+        super().inspect()
+        # the epoch is searched for the sample: after the picture, not before it
         if self.plan is not None and self.tabs.selected_index == 0:
             words = describe_sample(self.plan, self._sample.value, self.epoch)
             self._named.value = f'<div style="{TEXT_COLOUR}">{html.escape(words)}</div>'

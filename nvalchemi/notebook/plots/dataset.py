@@ -138,6 +138,7 @@ def draw_outliers(axes: Axes, arrays: DatasetArrays) -> None:
         lines = [textwrap.shorten(str(outlier), 58) for outlier in arrays.outliers]
         axes.text(0.02, 0.96, "\n".join(lines), va="top", fontsize=6.5, color=TEXT)
     label(axes, "", "", "outliers by index, the farthest first")
+    axes.set_axis_off()
 
 
 def plot_dataset(

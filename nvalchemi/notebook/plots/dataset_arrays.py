@@ -125,7 +125,9 @@ class Tally:
             elif values is not None and name == "forces":
                 norms = torch.linalg.vector_norm(values.double().cpu(), dim=1).numpy()
                 force = np.zeros(number)
-                np.maximum.at(force, owner, norms)
+                np.maximum.at(
+                    force, owner, np.nan_to_num(norms, nan=0.0)
+                )  # those that lack it follow
                 force[lost] = np.nan
         kept = (indices, atoms, energy, force, counts.astype(np.uint16))
         for name, values in zip(self.parts, kept):

@@ -170,6 +170,7 @@ def write_findings(axes: Axes, findings: list[str]) -> None:
             shown.append(f"and {len(findings) - FINDINGS} more")
         axes.text(0.01, 0.93, "\n".join(shown), va="top", fontsize=7, color=TEXT)
     label(axes, "", "", "findings")
+    axes.set_axis_off()
 
 
 def plot_labels(audit: LabelAudit, *, figure: Figure | None = None) -> Figure:
