@@ -74,7 +74,7 @@ class AuditStrip:
 def said(findings: Sequence[Finding]) -> str:
     """How many findings of each kind there are."""
     kinds = [(kind, sum(f.severity == kind for f in findings)) for kind in _SIGNS]
-    words = [f"{_SIGNS[kind][0]} {number} {kind}" for kind, number in kinds if number]
+    words = [f"{_SIGNS[k][0]} {number} {k}{'s'[: number - 1]}" for k, number in kinds if number]
     return "findings: " + (", ".join(words) or "none")
 
 

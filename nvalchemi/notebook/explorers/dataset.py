@@ -13,7 +13,7 @@ from nvalchemi.notebook.explorers.shell import Explorer, Page
 from nvalchemi.notebook.plots import View
 from nvalchemi.notebook.plots.dataset_arrays import DatasetArrays, read_batch
 
-ALL = "all data sets"
+ALL = -1  # of all data sets; a dropdown with the value None shows nothing
 READ_UNASKED = 2**17  # structures that are read while the kernel is idle, in some minutes at most
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -42,8 +42,8 @@ class DatasetExplorer(Explorer):
         self._dataset = None if isinstance(dataset, LabelAudit) else dataset
         self._audit = dataset if isinstance(dataset, LabelAudit) else audit
         several = range(len(getattr(dataset, "datasets", ())))
-        names = [(ALL, None), *((f"data set {j}", j) for j in several)]
-        self._only = choice("show", names)
+        names = [("all data sets", ALL), *((f"data set {j}", j) for j in several)]
+        self._only = choice("show", names, ALL)
         self._only.disabled = len(names) < 3
         length = len(dataset) if hasattr(dataset, "__len__") else 1
         self._sample = number("name structure", 0, 0, max(0, length - 1))
@@ -59,7 +59,7 @@ class DatasetExplorer(Explorer):
         super().__init__(ipywidgets.HTML(), controls, [], pages)
 
     def _read(self) -> Arguments:
-        return (self._dataset,), {"only": self._only.value}
+        return (self._dataset,), {"only": None if self._only.value == ALL else self._only.value}
 
     def is_affordable(self, pane: Pane) -> bool:
         arrays = pane.arrays

@@ -18,6 +18,7 @@ _LABELS = {
     "epoch_policy": "policy",
 }
 _POLICIES = ("dataset_size", "min_size", "max_size")
+_NONE = ""  # a dropdown with the value None shows nothing
 
 
 class SettingsControls:
@@ -41,8 +42,8 @@ class SettingsControls:
             "drop_last": check(_LABELS["drop_last"], known["drop_last"].value),
             "epoch_policy": choice(
                 _LABELS["epoch_policy"],
-                [("none", None), *((name, name) for name in _POLICIES)],
-                known["epoch_policy"].value,
+                [("none", _NONE), *((name, name) for name in _POLICIES)],
+                known["epoch_policy"].value or _NONE,
             ),
         }
         self.reasons = ipywidgets.HTML()
@@ -69,7 +70,7 @@ class SettingsControls:
             control.disabled = bool(setting.fixed)
             control.tooltip = setting.fixed or f"{_LABELS[name]} of the plan"
             if setting.fixed:
-                control.value = setting.value
+                control.value = _NONE if setting.value is None else setting.value
                 reasons.setdefault(setting.fixed, []).append(_LABELS[name])
         lines = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
         text = html.escape(f"Not to be changed: {'; '.join(lines)}.") if lines else ""

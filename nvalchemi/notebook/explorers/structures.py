@@ -30,10 +30,14 @@ def what_it_is(plan: ShardPlan, sample: int) -> str:
     except Exception as error:
         return f"a structure that can not be read ({type(error).__name__}: {error})"
     if read:
-        return f"{read[0].get_chemical_formula()}, {len(read[0])} atoms"
+        return f"{read[0].get_chemical_formula()}, {atoms_in(len(read[0]))}"
     if plan.samples.atoms is not None:
-        return f"{int(plan.samples.atoms[sample])} atoms, formula not known"
-    return "a structure that the plan knows nothing of (it was made of lengths)"
+        return f"{atoms_in(int(plan.samples.atoms[sample]))}, formula not known"
+    return "a structure of which the plan has only the number"
+
+
+def atoms_in(number: int) -> str:
+    return f"{number} atom{'s' if number != 1 else ''}"
 
 
 def drawn_at(plan: ShardPlan, sample: int, epoch: int) -> str:

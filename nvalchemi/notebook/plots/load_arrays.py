@@ -20,7 +20,7 @@ from nvalchemi.notebook.plots.looked_at import (
     part_of,
 )
 from nvalchemi.sharding.load import LargestBatch, find_largest, ratio_error
-from nvalchemi.sharding.samples import summarise
+from nvalchemi.sharding.samples import SampleSet, summarise
 from nvalchemi.sharding.view import Chosen
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ class Tally:
 
     def bound(self) -> float:
         """As a plan's: the costliest samples in one batch, or the budget of the sampler."""
-        ranked = RANKED.setdefault(self.plan, {})
+        ranked = RANKED.setdefault(self.plan.samples, {})
         if self.unit not in ranked:
             ranked[self.unit] = summarise(self.costs)[1]
         of_largest = ranked[self.unit]
@@ -219,8 +219,8 @@ class Tally:
         return float(min(most, max(float(budget), of_largest(1))))
 
 
-# Sorting out 1e8 sizes takes longer than a picture: once for each plan.
-RANKED: "WeakKeyDictionary[ShardPlan, dict[str, Any]]" = WeakKeyDictionary()
+# Sorting out 1e8 sizes takes longer than a picture: once for all plans of the same samples.
+RANKED: "WeakKeyDictionary[SampleSet, dict[str, Any]]" = WeakKeyDictionary()
 BALANCED: "WeakKeyDictionary[ShardPlan, tuple[BalancedBatchSampler | None, str]]" = (
     WeakKeyDictionary()
 )
