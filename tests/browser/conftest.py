@@ -45,7 +45,7 @@ def browser(has_browser: None) -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def open_notebook(lab: Lab, browser: Browser) -> Iterator[Callable[..., NotebookPage]]:
     """Opens a notebook of some cells."""
     pages = []
@@ -61,15 +61,17 @@ def open_notebook(lab: Lab, browser: Browser) -> Iterator[Callable[..., Notebook
 
 
 @pytest.fixture
-def picture() -> Callable[[NotebookPage, str], None]:
-    """Takes a notebook for the documentation in both themes, if NVALCHEMI_SCREENSHOTS is set."""
+def picture() -> Callable[[NotebookPage, int, str], None]:
+    """Takes a cell for the documentation in both themes, if NVALCHEMI_SCREENSHOTS is set."""
 
-    def take(notebook: NotebookPage, name: str) -> None:
+    def take(notebook: NotebookPage, cell: int, name: str) -> None:
         if not os.environ.get("NVALCHEMI_SCREENSHOTS"):
             return
         _IMAGES.mkdir(exist_ok=True)
+        height = notebook.cell(cell).evaluate("element => element.scrollHeight")
+        notebook.page.set_viewport_size({**_SIZE, "height": height + 300})
         for theme in notebook.themes():
-            path = _IMAGES / f"{name}-{theme}.png"
-            notebook.page.locator(".jp-WindowedPanel-inner").screenshot(path=path)
+            notebook.cell(cell).screenshot(path=_IMAGES / f"{name}-{theme}.png")
+        notebook.page.set_viewport_size(_SIZE)
 
     return take

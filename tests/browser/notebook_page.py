@@ -40,20 +40,23 @@ class NotebookPage:
             self.page.emulate_media(color_scheme=theme)
             body = self.page.locator(f"body[data-jp-theme-light='{is_light}']")
             body.wait_for(state="attached")
+            self.page.locator("#jupyterlab-splash").wait_for(state="detached")
             yield theme
 
-    def run_all(self) -> None:
-        """Choose Run > Run All Cells."""
-        self.page.get_by_role("menuitem", name="Run", exact=True).click()
-        self.page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    def run(self, cell: int) -> Locator:
+        """Run a cell by Control+Enter in it, and return all that it shows below its code."""
+        place = self.cell(cell)
+        place.get_by_role("textbox").first.click()
+        self.page.keyboard.press("Control+Enter")
+        return place.locator(".jp-OutputArea")
 
     def interrupt(self) -> None:
         """Press the toolbar's button that interrupts the kernel."""
         self.page.locator("[data-jp-item-name='interrupt'] >> [title*='Interrupt']").click()
 
-    def output(self, cell: int) -> Locator:
-        """Return all that a cell shows below its code."""
-        return self.page.locator(".jp-Notebook .jp-CodeCell").nth(cell).locator(".jp-OutputArea")
+    def cell(self, cell: int) -> Locator:
+        """Return a code cell with its output."""
+        return self.page.locator(".jp-Notebook .jp-CodeCell").nth(cell)
 
     def wait_for(self, place: Locator, text: str | re.Pattern[str]) -> str:
         """Wait until ``text`` is seen at a place, and return all that is read there."""
@@ -62,10 +65,15 @@ class NotebookPage:
         expect(place).to_contain_text(text, timeout=_PATIENCE)
         return place.inner_text()
 
+    def wait_for_attribute(self, place: Locator, name: str, value: str) -> None:
+        """Wait until an attribute has a value."""
+        from playwright.sync_api import expect
+
+        expect(place).to_have_attribute(name, value, timeout=_PATIENCE)
+
     def wait_until_run(self, cell: int) -> None:
         """Wait until a cell's prompt has its number."""
-        prompt = self.page.locator(".jp-Notebook .jp-CodeCell").nth(cell).locator(".jp-InputPrompt")
-        self.wait_for(prompt, re.compile(r"\[\d+\]:"))
+        self.wait_for(self.cell(cell).locator(".jp-InputPrompt"), re.compile(r"\[\d+\]:"))
 
 
 def contrast(place: Locator) -> float:
