@@ -11,11 +11,11 @@ than what the explorer needs, so the time of the CPU stands beside them.
 import argparse
 import gc
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
 from typing import Any
@@ -72,9 +72,15 @@ def timed(work: Callable[[], Any]) -> tuple[float, float]:
     return 1e3 * (perf_counter() - elapsed), 1e3 * (process_time() - cpu)
 
 
-def memory() -> float:
-    """Highest memory of this process, in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def memory(which: str) -> float:
+    """Memory of this process now (VmRSS), or at the highest since `forget_peak` (VmHWM), in MB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(which)) / 1024
+
+
+def forget_peak() -> None:
+    """Let the kernel note the highest memory from now on."""
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def step(explorer: Any, control: str, value: int) -> Callable[[], None]:
@@ -94,7 +100,8 @@ def measure_size(samples: int, ranks: int) -> dict[str, Any]:
 
     plan = plan_of(samples, ranks)
     gc.collect()
-    before, sent = memory(), Sent()
+    forget_peak()
+    before, sent = memory("VmRSS"), Sent()
     rows: dict[str, Any] = {}
     # first picture: what a user waits for, with the imports of matplotlib and ipywidgets
     checks = ShardExplorer.inspect
@@ -114,7 +121,7 @@ def measure_size(samples: int, ranks: int) -> dict[str, Any]:
         for page in ("Composition", "One batch"):
             batches = BatchExplorer(plan).show(page)
             rows[f"epoch, {page}"], rows[f"kB, {page}"] = steps(batches, "epoch", sent, range(20))
-    rows["MB above the plan"] = memory() - before
+    rows["MB above the plan"] = memory("VmHWM") - before
     return rows
 
 
