@@ -40,11 +40,13 @@ def install() -> str | None:
     if prefix and subprocess.run([*prefix, "true"], stderr=subprocess.DEVNULL).returncode:
         return missing()  # sudo would ask for a password
     print("Installing Chromium for the browser tests (half a minute)", flush=True)
-    quiet = {"stdout": subprocess.DEVNULL, "stdin": subprocess.DEVNULL}
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    quiet = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     subprocess.run([*prefix, "apt-get", "update", "-qq"], **quiet)
-    done = subprocess.run([*prefix, *_INSTALL], **quiet, env=environment)
-    return missing() if done.returncode else None
+    done = subprocess.run([*prefix, *_INSTALL], **quiet)
+    if done.returncode:
+        print(done.stderr[-2000:], file=sys.stderr)
+        return missing()
+    return None
 
 
 if __name__ == "__main__":
