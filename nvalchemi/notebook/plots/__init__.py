@@ -49,14 +49,18 @@ __all__ = [
     "Number",
     "VIEWS",
     "View",
+    "parity",
     "plot_assignment",
     "plot_batch",
     "plot_composition",
     "plot_coverage",
+    "plot_dataset",
+    "plot_labels",
     "plot_load",
     "plot_order",
     "plot_overlap",
     "plot_resume",
+    "plot_run",
 ]
 
 
@@ -94,7 +98,7 @@ VIEWS: dict[str, View] = {name: View(name) for name in NAMES}
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("plot_") and name.removeprefix("plot_") in NAMES:
+    if name in __all__:
         module = import_module(f"nvalchemi.notebook.plots.{name.removeprefix('plot_')}")
         return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
