@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from nvalchemi.notebook.explorers.batch import BatchExplorer
     from nvalchemi.notebook.explorers.dataset import DatasetExplorer
     from nvalchemi.notebook.explorers.shard import ShardExplorer
+    from nvalchemi.notebook.monitor import TrainingMonitor
 
 # widgets: matplotlib and ipywidgets are imported with the first of them
 _WIDGETS = {
     "BatchExplorer": "explorers.batch",
     "DatasetExplorer": "explorers.dataset",
     "ShardExplorer": "explorers.shard",
+    "TrainingMonitor": "monitor",
 }
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "RankResults",
     "ShardExplorer",
     "Stopped",
+    "TrainingMonitor",
     "WorkerPool",
     "launch",
 ]

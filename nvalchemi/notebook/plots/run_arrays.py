@@ -144,7 +144,7 @@ def compute_run(runs: RunLike | Sequence[RunLike]) -> RunArrays:
     opened = [_opened(run) for run in many]
     for run in opened:
         run.refresh()
-    names = _names(opened)
+    names = names_of(opened)
     drawn = tuple(_one(run, name) for run, name in zip(opened, names))
     return RunArrays(_facts(opened, drawn), drawn)
 
@@ -160,7 +160,7 @@ def _opened(run: object) -> Run:
     )
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
+def names_of(runs: Sequence[Run]) -> list[str]:
     """Names of the folders, or so much of their paths as tells them apart."""
     parts = [run.folder.absolute().parts for run in runs]
     for depth in range(1, max(map(len, parts)) + 1):
