@@ -157,7 +157,7 @@ def measure_bytes(steps: int, ranks: int = 2) -> dict[str, float]:
     return {"bytes_a_step": lines / steps, "bytes_once": float(once)}
 
 
-def measure(steps: int = 600, turns: int = 4, slow_steps: int = 12) -> dict[str, float]:
+def measure(steps: int = 1000, turns: int = 4, slow_steps: int = 12) -> dict[str, float]:
     """All figures by name.
 
     Returns

@@ -42,7 +42,7 @@ _BEFORE_BATCH, _AFTER_BACKWARD = Stage.BEFORE_BATCH, Stage.AFTER_BACKWARD
 _AFTER_BATCH = Stage.AFTER_BATCH
 _LINES_EVERY = (0.1, 1.0)  # s; at first more often, so that a short run has a curve too
 _STATUS_EVERY = 0.5  # s
-_SHARE, _LONGEST = 1 / 1000, 5.0  # of the time may go into each, where a disk is slow; s
+_SHARE, _LONGEST = 1 / 2000, 5.0  # of the time may go into each, where a disk is slow; s
 _LINE_BYTES, _BYTES_A_STEP = 200, 500  # of a rank's line; of those of all ranks
 
 
