@@ -158,7 +158,7 @@ class TrainingMonitor:
 
     def update(self) -> None:
         """Read what is new and draw it, now."""
-        self._picture_due = 0.0
+        self._picture_due, self._is_stale = 0.0, True
         self._look()
         self._follow()
 
@@ -227,7 +227,7 @@ class TrainingMonitor:
             self.standings = self._stand()
             self.error = None
         except Exception as problem:  # files of others, which say something else by the same names
-            self.error = problem
+            self.error = _not_understood(self.runs, problem)
             return False
         return is_new
 
@@ -291,6 +291,8 @@ class TrainingMonitor:
         if self.error is not None or not any(run.sessions for run in self.runs):
             return  # the sentence above is all there is
         self._pane.draw()
+        if self._pane.error is not None:
+            self._pane.refuse(_not_understood(self.runs, self._pane.error))
         try:
             self.findings = [
                 replace(
@@ -301,7 +303,7 @@ class TrainingMonitor:
             ]
             self._below.value = as_list(self.findings) + self._table().html()
         except Exception as problem:
-            self._below.value = complaint(problem)
+            self._below.value = complaint(_not_understood(self.runs, problem))
 
     def _table(self) -> RankTable:
         return table_of(self.runs[0] if self.runs else None, self.handle, "".join(self._names[:1]))
@@ -352,6 +354,14 @@ def _opened(run: Any) -> Run:
     raise TypeError(
         "TrainingMonitor shows a run folder: its path, a Run, or with less to see the handle that "
         f"launch(..., block=False) returns; got {type(run).__name__}"
+    )
+
+
+def _not_understood(runs: Sequence[Run], problem: Exception) -> ValueError:
+    folders = ", ".join(str(run.folder) for run in runs)
+    return ValueError(
+        f"the files of {folders} hold what RunFolder does not write ({type(problem).__name__}: "
+        f"{problem}): is something else writing there?"
     )
 
 

@@ -174,6 +174,8 @@ def table_of(run: Run | None, handle: LaunchHandle | None, name: str = "") -> Ra
     ranks = sorted({*rows, *range(len(printed))})
     if any(printed):
         head += ("printed last",)
+    if not head:
+        return RankTable((), [])
     table = []
     for rank in ranks:
         cells = rows.get(rank, ("",) * (len(head) - any(printed)))
