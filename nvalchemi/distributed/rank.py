@@ -108,12 +108,22 @@ class Rank:
 
     def cpu_seconds(self) -> float | None:
         """Processor time of the process so far, of all its threads; None where nobody tells."""
-        try:
-            with open(f"/proc/{self.pid}/stat") as file:
-                fields = file.read().rpartition(")")[2].split()
-        except OSError:
+        fields = self._status()
+        if fields is None:
             return None
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime, stime
+
+    def is_stopped(self) -> bool:
+        """Whether a signal (SIGSTOP) has stopped the process, as far as the system tells."""
+        fields = self._status()
+        return fields is not None and fields[0] == "T"
+
+    def _status(self) -> list[str] | None:
+        try:
+            with open(f"/proc/{self.pid}/stat") as file:
+                return file.read().rpartition(")")[2].split()
+        except OSError:
+            return None
 
     def give(self, number: int, task: Task, descriptor: int, output: Output) -> None:
         """Hand over the task and its payload; what the rank prints goes to ``output``."""

@@ -127,7 +127,7 @@ def make_error(first: Call, calls: Sequence[Call]) -> RankError:
     return error
 
 
-def make_receive_error(number: int, trouble: Exception) -> RankError:
+def make_receive_error(number: int, trouble: BaseException) -> RankError:
     """Return the error to raise where a value arrived that can not be made again here."""
     text = f"rank {number}: {_STAGES['receive']}{type(trouble).__name__}: {trouble}"
     error = RankError(text, number)

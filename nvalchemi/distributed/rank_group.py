@@ -6,14 +6,15 @@ import os
 import signal
 import sys
 
-_CLEANER = b"multiprocessing.resource_tracker"
+_CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 
 
 def kill_group(leader: int) -> None:
-    """Kill a rank and the processes of its group, and let Python's resource tracker live.
+    """Kill a rank and the processes of its group, and let those live that clean up after them.
 
-    The tracker ends by itself when they are gone, and unlinks the semaphores and the shared memory
-    that they had no time to unlink; killed with them, it would leave both until the next boot.
+    Python's resource tracker and torch's manager of shared memory end by themselves when all who
+    use them are gone, and unlink the semaphores and the memory that these had no time to unlink.
+    Killed with them, they would leave both until the next boot.
     """
     if sys.platform != "linux":
         os.killpg(leader, signal.SIGKILL)
@@ -39,7 +40,8 @@ def _members(leader: int) -> list[int]:
             if int(group) != leader or state in "ZX":
                 continue
             with open(f"/proc/{name}/cmdline", "rb") as file:
-                if _CLEANER not in file.read():
+                command = file.read()
+                if not any(cleaner in command for cleaner in _CLEANERS):
                     found.append(int(name))
         except OSError:
             continue  # it ended meanwhile

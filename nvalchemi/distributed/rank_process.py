@@ -36,6 +36,10 @@ Only for a rank that does not answer otherwise: under a thread that runs Python 
 once in 4,000 times). Nobody else is known to use this signal.
 """
 
+MEETS_OTHERS = "with a process group\n"
+"""What a rank that has one writes above its stack."""
+
+_LONGEST = 20_000  # characters of an error: several screens; a notebook stores it
 _EXPIRY = 3600.0  # s; how long a rank that was spawned ahead holds its memory for a task
 _HEAD_START = 0.5  # s; for the cell that has just ended: importing takes all of a core
 _running = False
@@ -137,7 +141,9 @@ def _main_stack() -> str:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     calls = [(f.f_code, line) for f, line in traceback.walk_stack(frame)]
     lines = [f'  File "{c.co_filename}", line {line} in {c.co_name}' for c, line in calls]
-    return "\n".join(["Current thread 0x0 (most recent call first):", *lines, ""])
+    dist = sys.modules.get("torch.distributed")
+    met = MEETS_OTHERS if dist is not None and dist.is_initialized() else ""
+    return "\n".join([f"{met}Current thread 0x0 (most recent call first):", *lines, ""])
 
 
 def _take_output(stdout: int, stderr: int) -> None:
@@ -152,7 +158,20 @@ def _take_output(stdout: int, stderr: int) -> None:
         )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+    sys.stdin = sys.__stdin__ = _NoInput()  # type: ignore[misc, assignment]
     faulthandler.enable()  # a crash in C code shows the Python lines that led to it
+
+
+class _NoInput(io.TextIOBase):
+    """Stands for standard input, which the parent's front end has and ranks can not share."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        raise EOFError("a rank has no standard input: pass what it needs as an argument")
+
+    read = readline  # type: ignore[assignment]
 
 
 def _show_stack_on_signal(descriptor: int) -> None:
@@ -179,7 +198,7 @@ def _reset_signals() -> None:
 
 def _work(control: Any, task: Task, descriptor: int, result: int) -> int:
     """Load, call and answer; return the exit code."""
-    stage = "load"
+    stage, pid = "load", os.getpid()
     try:
         _reset_signals()  # here, so that an early Ctrl-C is an answer and no traceback
         take_place(task)
@@ -188,10 +207,15 @@ def _work(control: Any, task: Task, descriptor: int, result: int) -> int:
         control.send("calling")
         stage = "call"
         value = _call(fn, args, kwargs)
+        if os.getpid() != pid:
+            return 0  # a child that the function has forked: the rank itself answers
         finish()
         stage = "return"
         _send(value, result)
     except BaseException as error:
+        if os.getpid() != pid:
+            traceback.print_exc()
+            return 1
         control.send(describe(stage, error))
         with suppress(BaseException):
             finish()  # as long as the parent lets it
@@ -255,11 +279,21 @@ def describe(stage: str, error: BaseException) -> Failure:
     # a value that cannot be sent is the user's, but the frames are pickle's
     try:
         text = "" if stage == "return" else "".join(traceback.format_exception(error))
-        summary = "".join(traceback.format_exception_only(error)).strip()
+        told = traceback.format_exception_only(error)
+        # of a SyntaxError the place comes first
+        summary = (told[-1] if isinstance(error, SyntaxError) else "".join(told)).strip()
     except Exception as trouble:  # such as of a SyntaxError whose line number is a string
         text = "".join(traceback.format_tb(frames))
         summary = f"{type(error).__qualname__} (which cannot be shown: {trouble!r})"
-    return Failure(stage, summary, text, moment, _pickle_exception(error))
+    return Failure(stage, _sendable(summary), _sendable(text), moment, _pickle_exception(error))
+
+
+def _sendable(text: str) -> str:
+    """Return a text that every front end can show, its middle cut if it is very long."""
+    if len(text) > _LONGEST:
+        half = _LONGEST // 2
+        text = f"{text[:half]} ... {len(text) - 2 * half:,} characters ... {text[-half:]}"
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _pickle_exception(error: BaseException) -> bytes | None:

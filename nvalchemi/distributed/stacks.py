@@ -9,15 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nvalchemi.distributed.rank import Rank, wait_for_any
+from nvalchemi.distributed.rank_process import MEETS_OTHERS
 
 _PATIENCE = 2.0  # s; a rank answers in milliseconds, unless C++ holds the GIL
 _LAST_PATIENCE = 0.5  # s; how long one may take to write its stack at a signal
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.* \(most recent call first\):")
+_POINT_TO_POINT = ("send", "recv", "batch_isend_irecv")
 
-# places of torch and of this package in which a rank waits for the other ranks
+# files of torch and of this package in which a rank waits for the other ranks
 _MEETING_PLACES = (
-    "/torch/distributed/",
+    "/torch/distributed/distributed_c10d.py",
+    "/torch/distributed/c10d_logger.py",
+    "/torch/distributed/rendezvous.py",
     "/torch/nn/parallel/distributed.py",
     "/nvalchemi/distributed/rendezvous.py",
     "/nvalchemi/distributed/collectives.py",
@@ -50,6 +54,8 @@ class Stack:
     """The main thread of a rank, its outermost call first; empty where none could be had."""
 
     frames: tuple[Frame, ...] = ()
+    has_group: bool = False
+    """Whether the rank has a process group; without one it waits for nobody in backward()."""
 
     @property
     def meets(self) -> str | None:
@@ -59,7 +65,14 @@ class Stack:
         """
         names = [frame.function for frame in self.frames[self._own :]]
         called = next((name for name in names if name != "wrapper"), None)
-        return "backward" if called == "_engine_run_backward" else called
+        if called == "_engine_run_backward":
+            return "backward" if self.has_group else None
+        return called
+
+    @property
+    def is_point_to_point(self) -> bool:
+        """Whether it waits for one rank, which may be any."""
+        return self.meets in _POINT_TO_POINT
 
     @property
     def _own(self) -> int:
@@ -110,4 +123,5 @@ def parse(text: str) -> Stack:
     found = [_FRAME.fullmatch(line) for line in sections[-1].splitlines()]
     frames = [Frame(m[1], int(m[2]), m[3]) for m in found if m][::-1]
     ours = [k for k, frame in enumerate(frames) if frame.file.endswith(_PLUMBING)]
-    return Stack(tuple(frames[ours[-1] + 1 :] if ours else frames))
+    has_group = MEETS_OTHERS in text
+    return Stack(tuple(frames[ours[-1] + 1 :] if ours else frames), has_group)

@@ -30,6 +30,11 @@ def take(environments: Sequence[Mapping[str, str]], late: frozenset[str]) -> lis
     late
         Names of those that a rank can still take up when it gets its task.
     """
+    if not _has_directory():
+        raise FileNotFoundError(
+            "the working directory of this process is gone: os.chdir() to one that exists, where "
+            "the ranks can start"
+        )
     found: list[Rank] = []
     try:
         for environment in environments:
@@ -58,6 +63,13 @@ def keep(count: int, environment: Mapping[str, str], late: frozenset[str]) -> No
         end_all(others, [])
         while len(_waiting) < count:
             _waiting.append((key, Rank(_early(environment, late), ahead=True)))
+
+
+def _has_directory() -> bool:
+    try:
+        return bool(os.getcwd())
+    except FileNotFoundError:
+        return False
 
 
 def _take_one(key: object) -> Rank | None:

@@ -13,7 +13,7 @@ from nvalchemi.distributed.stacks import Stack, read_stacks
 _LOOK_EVERY = 1.0  # s; of ranks whose peer has returned
 _IDLE = 0.05  # of a core; what a wait for the network takes at most
 _GRACE_IDLE = 5.0  # s; how long idle ranks may stand in a collective that lacks a rank
-_GRACE_BUSY = 30.0  # s; the same where they use the processor, as a wait for a GPU does
+_GRACE_BUSY = 60.0  # s; the same where they use the processor, as a wait for a GPU does
 
 
 @dataclass
@@ -39,11 +39,27 @@ class Watch:
     _stuck_since: float | None = None
     _is_idle: bool = True
     _told: bool = False
+    _checked: float = 0.0
+    _stopped: set[Rank] = field(default_factory=set)
 
     def hear(self) -> None:
         """Note that a rank has printed or answered."""
         self._heard = self._moved = time.monotonic()
         self._stuck_since, self._told = None, False
+
+    def tell_of_stopped(self, late: Sequence[Rank]) -> None:
+        """Report ranks that a signal has stopped: they neither move nor end."""
+        now = time.monotonic()
+        if now < self._checked + _LOOK_EVERY:
+            return
+        self._checked = now
+        for rank in late:
+            if rank.is_stopped() and rank not in self._stopped:
+                self.report(
+                    f"rank {rank.number} (process {rank.pid}) was stopped by a signal, and goes on "
+                    f"when it gets SIGCONT: kill -CONT {rank.pid}"
+                )
+                self._stopped.add(rank)
 
     def look(self, late: Sequence[Rank], started: bool, some_returned: bool) -> list[Stack] | None:
         """Look at the ranks that have not returned.
@@ -92,10 +108,16 @@ class Watch:
         used = [b - a if a is not None and b is not None else since
                 for a, b in zip(self._busy, busy)]  # fmt: skip
         self._busy = busy
-        if not all(stack.meets for stack in self._stacks):
+        idle = all(u <= _IDLE * since for u in used)
+        # a backward pass may compute for long, and those that send to each other need no third
+        harmless = any(
+            (stack.meets == "backward" and not idle) or (stack.is_point_to_point and len(late) > 1)
+            for stack in self._stacks
+        )
+        if harmless or not all(stack.meets for stack in self._stacks):
             self._stuck_since = None
             return False
         if self._stuck_since is None:
             self._stuck_since, self._is_idle = now, True
-        self._is_idle &= all(u <= _IDLE * since for u in used)
+        self._is_idle &= idle
         return now - self._stuck_since >= (_GRACE_IDLE if self._is_idle else _GRACE_BUSY)

@@ -16,6 +16,7 @@ from nvalchemi.distributed import payload
 from nvalchemi.distributed.process import Task
 from nvalchemi.distributed.rank import Output, Rank, end_all, wait_for_any
 from nvalchemi.distributed.rank_error import Call, find_first, make_error, make_receive_error
+from nvalchemi.distributed.stacks import read_stacks
 from nvalchemi.distributed.watch import Watch
 
 _TICK = 0.1  # s; how often deaths are looked for that nothing announces
@@ -138,9 +139,14 @@ class WorkerGroup:
                     return
             elif deadline is not None and now > deadline:
                 names = ", ".join(str(call.rank.number) for call in late)
+                places = (
+                    f"rank {c.rank.number} stood at\n{stack}"
+                    for c, stack in zip(late, read_stacks([call.rank for call in late]))
+                )
                 raise TimeoutError(
                     f"launch() ended the ranks after {timeout:g} s: "
-                    f"rank{'s' if len(late) > 1 else ''} {names} had not returned"
+                    f"rank{'s' if len(late) > 1 else ''} {names} had not returned\n"
+                    + "\n".join(places)
                 )
             else:
                 self._look_at(late)
@@ -159,6 +165,7 @@ class WorkerGroup:
                 call.note_end()
 
     def _look_at(self, late: list[Call]) -> None:
+        self._watch.tell_of_stopped([call.rank for call in late])
         returned = [call for call in self._calls if call.has_returned]
         started = all(call.is_calling for call in late)
         stacks = self._watch.look([call.rank for call in late], started, bool(returned))
@@ -170,6 +177,6 @@ class WorkerGroup:
         for rank in self._ranks:
             try:
                 values.append(payload.load(rank.result))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise make_receive_error(rank.number, error) from error
         return values

@@ -6,6 +6,7 @@ import contextvars
 import threading
 import time
 from contextlib import ExitStack
+from numbers import Integral, Real
 
 from nvalchemi.distributed.workers import Stopped, WorkerGroup
 from nvalchemi.notebook.cell_names import cells_by_number
@@ -42,6 +43,7 @@ class LaunchHandle:
         self._thread = threading.Thread(
             target=run, args=(self._run, timeout), name="launch", daemon=True
         )
+        self._done = threading.Event()  # an interrupted join() takes a thread for ended
         self._thread.start()
 
     def _run(self, timeout: float | None) -> None:
@@ -53,6 +55,7 @@ class LaunchHandle:
         finally:
             self._ended = time.monotonic()
             self._status.finish()
+            self._done.set()
 
     @property
     def running(self) -> bool:
@@ -90,10 +93,13 @@ class LaunchHandle:
         KeyboardInterrupt
             When it comes; the ranks go on.
         """
-        self._thread.join(timeout)
-        if self._thread.is_alive():
+        if timeout is not None and (
+            isinstance(timeout, bool) or not isinstance(timeout, Real) or not float(timeout) >= 0
+        ):
+            raise ValueError(f"timeout must be a number of seconds >= 0, or None: {timeout!r}")
+        if not self._done.wait(None if timeout is None else float(timeout)):
             raise TimeoutError(
-                f"the ranks are still running after {timeout:g} s of waiting: call wait() again, "
+                f"the ranks are still running after {timeout} s of waiting: call wait() again, "
                 "or stop()"
             )
         if self.error is not None:
@@ -104,10 +110,14 @@ class LaunchHandle:
     def stop(self) -> None:
         """End the ranks as an interrupt does, and return when none is left."""
         self._group.stop()
-        self._thread.join()
+        self._done.wait()
 
     def output(self, rank: int) -> str:
         """Return all that a rank has printed so far."""
+        if isinstance(rank, bool) or not isinstance(rank, Integral):
+            raise TypeError(f"rank must be an integer: {rank!r}")
+        if not 0 <= rank < self.nprocs:
+            raise ValueError(f"rank must be in 0..{self.nprocs - 1}: {rank}")
         return self._output.text(rank)
 
     def last_lines(self) -> list[str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from numbers import Real
 from operator import index
 from types import ModuleType
 from typing import Any, Literal
@@ -175,6 +177,11 @@ def _refuse_nesting() -> None:
             f"{os.environ['WORLD_SIZE']}: every one of them would start ranks of its own. Call "
             "the function itself under torchrun"
         )
+    if multiprocessing.current_process().daemon:
+        raise RuntimeError(
+            "launch() was called in a worker process, of a DataLoader or a Pool, which may start "
+            "no processes: call it where that was made"
+        )
     if is_worker():
         raise RuntimeError(
             "launch() was called on a rank, or while a child process imports this module: ranks "
@@ -214,9 +221,9 @@ def _own_keywords() -> list[str]:
 def _check_seconds(name: str, seconds: Any) -> None:
     if seconds is None:
         return
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+    if isinstance(seconds, bool) or not isinstance(seconds, Real):
         raise TypeError(f"{name} must be a number of seconds or None: {seconds!r}")
-    if not seconds > 0:
+    if not float(seconds) > 0:
         raise ValueError(f"{name} must be positive: {seconds!r}")
 
 

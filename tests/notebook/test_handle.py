@@ -1,6 +1,7 @@
 """launch(block=False): a training in the background, watched, waited for and stopped."""
 
 import os
+import signal
 import threading
 import time
 
@@ -73,3 +74,29 @@ def test_a_failure_in_the_background_is_shown_and_raised_by_wait(capfd):
 def test_two_in_the_background_at_once():
     handles = [launch(_count, 3, nprocs=1, block=False) for _ in range(2)]
     assert [list(handle.wait()) for handle in handles] == [["rank 0"], ["rank 0"]]
+
+
+def test_an_interrupted_wait_leaves_the_ranks_and_the_handle_as_they_were():
+    handle = launch(_count, 60, nprocs=1, block=False)
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        handle.wait()
+    assert handle.running
+    assert list(handle.wait()) == ["rank 0"]
+    with pytest.raises(KeyboardInterrupt):
+        handle = launch(_count, 1000, nprocs=1, block=False)
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        handle.wait()
+    handle.stop()
+    assert not handle.running and handle.state == "stopped"
+
+
+@pytest.mark.parametrize("rank", [2, -1, "a", True])
+def test_an_unknown_rank_has_no_output(rank):
+    handle = launch(_count, 1, nprocs=2, block=False)
+    with pytest.raises((TypeError, ValueError), match="rank must be"):
+        handle.output(rank)
+    with pytest.raises(ValueError, match="timeout must be a number of seconds >= 0"):
+        handle.wait("x")  # type: ignore[arg-type]
+    handle.wait()

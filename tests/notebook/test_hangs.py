@@ -3,9 +3,11 @@
 import os
 import re
 import signal
+import threading
 import time
 
 import pytest
+import torch
 
 from nvalchemi.notebook import RankError, launch
 
@@ -118,3 +120,78 @@ def _hold_the_gil() -> None:
 def test_a_rank_that_holds_the_gil_shows_where_it_stands_too(capfd):
     launch(_hold_the_gil, nprocs=1, stall=1)
     assert "sum(range(6 * 10**8))" in capfd.readouterr().err
+
+
+def _compute_backward_alone() -> str:
+    if os.environ["RANK"] == "0":
+        return "nothing to do"
+
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):  # type: ignore[no-untyped-def]
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):  # type: ignore[no-untyped-def]
+            time.sleep(9)  # idle below a backward pass, and no process group that could be met
+            return grad
+
+    x = torch.ones(1, requires_grad=True)
+    Slow.apply(x).backward()
+    return "done"
+
+
+def test_a_backward_pass_without_a_process_group_waits_for_nobody():
+    assert list(launch(_compute_backward_alone, nprocs=2)) == ["nothing to do", "done"]
+
+
+def _talk_in_pairs() -> str:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    dist.barrier()
+    time.sleep(0.5)
+    if rank == 0:
+        return "left"
+    if rank == 1:
+        threading.Timer(9, lambda: dist.send(torch.ones(1), dst=2)).start()
+        got = torch.zeros(1)
+        dist.recv(got, src=2)
+        return "answered"
+    got = torch.zeros(1)
+    dist.recv(got, src=1)
+    dist.send(got, dst=1)
+    return "asked"
+
+
+def test_ranks_that_send_to_each_other_do_not_wait_for_a_third():
+    assert list(launch(_talk_in_pairs, nprocs=3)) == ["left", "answered", "asked"]
+
+
+def _stop_itself() -> str:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return "went on"
+
+
+def test_a_rank_that_a_signal_has_stopped_is_told_of():
+    handle = launch(_stop_itself, nprocs=1, block=False)
+    told = []
+    handle._output.say = lambda text, stream="stdout": told.append(text)
+    deadline = time.monotonic() + 60
+    while not told and time.monotonic() < deadline:
+        time.sleep(0.1)
+    pid = int(told[0].split("kill -CONT ")[1])
+    assert told[0].startswith(f"rank 0 (process {pid}) was stopped by a signal")
+    os.kill(pid, signal.SIGCONT)
+    assert list(handle.wait()) == ["went on"]
+
+
+def test_a_timeout_tells_where_the_ranks_stood():
+    with pytest.raises(TimeoutError) as caught:
+        launch(_sleep_long, nprocs=1, timeout=6)
+    assert "rank 0 stood at\n" in str(caught.value) and "time.sleep(999)" in str(caught.value)
+
+
+def _sleep_long() -> None:
+    time.sleep(999)

@@ -186,3 +186,47 @@ def test_a_killed_rank_leaves_neither_workers_nor_semaphores(tmp_path):
     while made & set(os.listdir("/dev/shm")) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not {name for name in made if name.startswith("sem.mp-")} & set(os.listdir("/dev/shm"))
+
+
+def _fork_and_fail(how: str) -> str:
+    if os.fork() == 0:
+        if how == "raise":
+            raise ValueError("of the child")
+        return "of the child"
+    os.wait()
+    return "of the rank"
+
+
+@pytest.mark.parametrize("how", ["raise", "return"])
+def test_a_child_that_a_function_forks_does_not_answer_for_its_rank(how):
+    assert list(launch(_fork_and_fail, how, nprocs=1)) == ["of the rank"]
+
+
+def _ask() -> str:
+    return input("your name? ")
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def test_texts_of_errors_can_be_shown():
+    with pytest.raises(RankError, match="rank 0: EOFError: a rank has no standard input"):
+        launch(_ask, nprocs=1)
+    with pytest.raises(RankError) as caught:
+        launch(_raise, ValueError("x" * 10**7), nprocs=1)
+    assert len(str(caught.value)) < 100_000 and "characters ..." in str(caught.value)
+    with pytest.raises(RankError) as caught:
+        launch(_raise, ValueError("\ud800"), nprocs=1)
+    assert str(caught.value).encode()
+    with pytest.raises(RankError, match="^rank 0: .*SyntaxError: invalid syntax"):
+        launch(exec, "1 +* 2", nprocs=1)
+
+
+def test_a_directory_that_is_gone_is_named(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(FileNotFoundError, match="the working directory of this process is gone"):
+        launch(int, nprocs=1)
