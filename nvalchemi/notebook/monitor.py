@@ -32,7 +32,8 @@ from nvalchemi.notebook.threads import cores
 from nvalchemi.sharding.finding import Finding
 
 PAUSE = 0.5  # s between two looks
-SHARE, SHARE_OF_FULL = 1 / 5, 1 / 100  # of a core for drawing; where the ranks need all of them
+SHARE, SHARE_OF_FULL = 1 / 5, 1 / 300  # of a core for drawing; where ranks need all cores
+YOUNG = 5  # parts of what has been followed so far that may be without a picture
 _NO_CURVES = (
     "A launch alone has no curves: put RunFolder(folder) among the hooks of the strategy and give "
     "TrainingMonitor(folder, handle=handle)"
@@ -97,7 +98,7 @@ class TrainingMonitor:
         self._timer: asyncio.TimerHandle | None = None
         self._display_id: str | None = None
         self._is_final = self._is_stale = False
-        self._picture_due = 0.0
+        self._began, self._picture_due = perf_counter(), 0.0
         try:
             self._open(run, handle, compare)
         except (TypeError, ValueError) as problem:
@@ -213,7 +214,8 @@ class TrainingMonitor:
         self._write_top()
         if self._is_stale and (self._is_final or begin >= self._picture_due):
             self._draw()
-            self._picture_due = perf_counter() + _pause_after(perf_counter() - begin)
+            now = perf_counter()
+            self._picture_due = now + _pause_after(now - begin, now - self._began)
         self._write_button()
         if self._is_final:
             self._leave()
@@ -365,8 +367,9 @@ def _not_understood(runs: Sequence[Run], problem: Exception) -> ValueError:
     )
 
 
-def _pause_after(seconds: float) -> float:
-    """Until the next picture: so that drawing takes a small part of a core that ranks may need."""
+def _pause_after(seconds: float, age: float) -> float:
+    """Until the next picture: drawing takes a small part of a core that ranks may need."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("inf")
     share = SHARE if load <= cores() - 1 else SHARE_OF_FULL
-    return max(PAUSE, seconds * (1 / share - 1))
+    # of a short run all is seen all the same
+    return max(PAUSE, min(seconds * (1 / share - 1), age / YOUNG))
