@@ -11,8 +11,9 @@ from nvalchemi.data import AtomicData, Batch
 from nvalchemi.data.datapipes import DataLoader, InMemoryDataset, MultiDataset
 from nvalchemi.models import MLPPotential
 from nvalchemi.notebook.export import png
-from nvalchemi.notebook.plots.parity import compute_parity, draw_parity, parity
+from nvalchemi.notebook.plots import parity
 from nvalchemi.notebook.plots.parity_arrays import POINTS
+from nvalchemi.notebook.plots.parity_figure import compute_parity, draw_parity
 from nvalchemi.training import (
     EnergyMSELoss,
     ForceMSELoss,

@@ -40,7 +40,9 @@ if TYPE_CHECKING:
     from nvalchemi.notebook.plots.load import plot_load
     from nvalchemi.notebook.plots.order import plot_order
     from nvalchemi.notebook.plots.overlap import plot_overlap
+    from nvalchemi.notebook.plots.parity_figure import parity
     from nvalchemi.notebook.plots.resume import plot_resume
+    from nvalchemi.notebook.plots.run import plot_run
 
 NAMES = ("assignment", "composition", "load", "overlap", "order", "resume", "coverage", "batch")
 
@@ -99,6 +101,8 @@ VIEWS: dict[str, View] = {name: View(name) for name in NAMES}
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        module = import_module(f"nvalchemi.notebook.plots.{name.removeprefix('plot_')}")
+        # a module "parity" would take the place of the function once it is imported
+        file = "parity_figure" if name == "parity" else name.removeprefix("plot_")
+        module = import_module(f"nvalchemi.notebook.plots.{file}")
         return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
