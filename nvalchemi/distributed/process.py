@@ -21,7 +21,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Ends:
-    """What a worker holds of its parent; all but ``control`` are file descriptors.
+    """What a worker holds of its parent; between ``control`` and ``folder`` file descriptors.
 
     In the worker each descriptor arrives as an object that gives it by ``detach()``.
     """
@@ -31,10 +31,12 @@ class Ends:
     stdout: Any
     stderr: Any
     stacks: Any
+    folder: str
+    """For what multiprocessing puts into files: removed by whoever outlives the other."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         descriptors = (self.result, self.stdout, self.stderr, self.stacks)
-        return Ends, (self.control, *map(reduction.DupFd, descriptors))
+        return Ends, (self.control, *map(reduction.DupFd, descriptors), self.folder)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -71,7 +73,8 @@ class Rank:
         self._stacks.setblocking(False)
         # Linux tells a process of the end of the thread that spawned it: only the main one stays
         parent_thread = threading.current_thread() is threading.main_thread()
-        ends = Ends(control, self.result, *theirs)
+        self._folder = tempfile.mkdtemp(prefix="nvalchemi-")
+        ends = Ends(control, self.result, *theirs, self._folder)
         arguments = (ends, os.getpid(), parent_thread, _start_method(), ahead)
         self._process = WorkerProcess(environment, target=live, args=arguments, name="rank")
         # until the rank can answer: a Ctrl-C would print a traceback, a stack's signal would kill
@@ -193,6 +196,7 @@ class Rank:
         self.control.close()
         self._stacks.close()
         os.close(self.result)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def wait_for_any(ranks: Sequence[Rank], seconds: float) -> None:

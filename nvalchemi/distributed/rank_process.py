@@ -16,6 +16,7 @@ import multiprocessing.connection
 import multiprocessing.reduction
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
@@ -72,7 +73,9 @@ def live(
     global _running
     _running = True
     stacks = ends.stacks.detach()
-    _live_and_die_with(parent_pid, dies_with_thread, stacks)
+    _live_and_die_with(parent_pid, dies_with_thread, stacks, ends.folder)
+    # DataLoaders and managers would leave folders of their own when they are killed
+    multiprocessing.current_process()._config["tempdir"] = ends.folder  # type: ignore[attr-defined]
     _take_output(ends.stdout.detach(), ends.stderr.detach())
     _show_stack_on_signal(stacks)
     # as under torchrun: spawned DataLoader workers could not find the classes of a cell
@@ -90,14 +93,16 @@ def live(
     leave(0)
 
 
-def _live_and_die_with(parent_pid: int, dies_with_thread: bool, stacks: int) -> None:
+def _live_and_die_with(parent_pid: int, dies_with_thread: bool, stacks: int, folder: str) -> None:
     os.setsid()  # a group of its own: ended with all that it started, and no Ctrl-C of the terminal
     if dies_with_thread:
         _die_with_parent()
     if os.getppid() != parent_pid:
         os._exit(1)
     os.register_at_fork(before=_note_forking_thread, after_in_child=_die_with_rank)
-    threading.Thread(target=_watch_parent, args=(stacks,), name="watch-parent", daemon=True).start()
+    threading.Thread(
+        target=_watch_parent, args=(stacks, folder), name="watch-parent", daemon=True
+    ).start()
 
 
 def _die_with_parent() -> None:
@@ -121,7 +126,7 @@ def _die_with_rank() -> None:
         _die_with_parent()
 
 
-def _watch_parent(stacks: int) -> None:
+def _watch_parent(stacks: int, folder: str) -> None:
     """Kill this process and all that it started when the parent is gone (its pipe closes).
 
     Meanwhile tell the parent where the main thread stands, when it asks for that.
@@ -133,6 +138,7 @@ def _watch_parent(stacks: int) -> None:
             if not os.read(stacks, 1):
                 break
             os.write(stacks, _main_stack().encode())
+    shutil.rmtree(folder, ignore_errors=True)
     kill_group(os.getpid())
 
 

@@ -1,9 +1,11 @@
 """The ends of launch(): what a rank does after its function, and what the caller sees of it."""
 
+import glob
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -176,12 +178,14 @@ def _die_with_spawned_workers(folder: str) -> None:
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="semaphores have no names there")
 def test_a_killed_rank_leaves_neither_workers_nor_semaphores(tmp_path):
     before = set(os.listdir("/dev/shm"))
+    folders = set(glob.glob(tempfile.gettempdir() + "/pymp-*"))
     with pytest.raises(RankError, match="killed by SIGKILL"):
         launch(_die_with_spawned_workers, str(tmp_path), nprocs=1)
     worker = Path("/proc", (tmp_path / "worker").read_text(), "cmdline")
     assert not worker.exists() or not worker.read_bytes()  # gone, or waits to be reaped
     made = set((tmp_path / "names").read_text().split()) - before
     assert any(name.startswith("sem.mp-") for name in made)
+    assert not set(glob.glob(tempfile.gettempdir() + "/pymp-*")) - folders
     deadline = time.monotonic() + 5
     while made & set(os.listdir("/dev/shm")) and time.monotonic() < deadline:
         time.sleep(0.05)
