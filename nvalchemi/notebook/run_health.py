@@ -11,7 +11,7 @@ from nvalchemi.sharding.finding import Finding
 _PARTS, _LEAST_ROWS = 10, 30  # of a curve: medians of tenths are compared, where there are so many
 _RISEN = 2.0  # times the lowest tenth
 _WORSE, _LEAST_VALIDATIONS = 1.1, 4  # times the best validation
-_WAITING = 0.25  # of a rank's time
+_WAITING, _LEAST_SECONDS = 0.25, 1.0  # of a rank's time; the first steps of a run are others
 _HEAVIER = 1.2  # times the mean load of the ranks
 
 
@@ -75,7 +75,7 @@ def _between(run: Run, low: float, high: float) -> Floats:
 
 def _waiting(ranks: list[RankWork]) -> Iterator[Finding]:
     """A step takes as long as that of the slowest rank."""
-    if not ranks:
+    if not ranks or min(rank.times[-1] - rank.times[0] for rank in ranks) < _LEAST_SECONDS:
         return
     parts = np.array([of_late(rank.waiting) for rank in ranks])
     worst = int(np.nan_to_num(parts).argmax())

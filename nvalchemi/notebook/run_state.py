@@ -55,6 +55,11 @@ def state_of(
         # a rank that failed by itself knows more than one that was told, or killed for it
         errors = {rank: str(ends[rank].get("error")) for rank in failed}
         rank = next((r for r in failed if not _is_about_another(errors[r])), failed[0])
+        silent = _without_end(status, ends)
+        if silent and _is_about_another(errors[rank]):
+            gone = f"rank {silent[0]} is" if len(silent) == 1 else f"{len(silent)} ranks are"
+            killed = f"{gone} gone without a word, as after being killed"
+            return RunState("failed", f"failed {at}: {killed}; rank {rank} lost the connection")
         return RunState("failed", f"failed {at}: rank {rank}: {errors[rank]}")
     if name == "running":
         return _running(status, at)
@@ -62,6 +67,13 @@ def state_of(
         error = f": {status['error']}" if "error" in status else ""
         return RunState(name, f"{name} {at}{error}")
     return RunState("waiting", f"waiting: {folder} has a status that is not understood: {name!r}")
+
+
+def _without_end(status: Mapping[str, Any], ends: Mapping[int, Mapping[str, Any]]) -> list[int]:
+    """Ranks of this session that have not said how they ended."""
+    session = status.get("session")
+    known = {rank for rank, end in ends.items() if end.get("session") == session}
+    return [rank for rank in range(int(status.get("ranks") or 0)) if rank not in known]
 
 
 def _running(status: Mapping[str, Any], at: str) -> RunState:

@@ -295,6 +295,23 @@ def test_the_rank_that_failed_is_named_also_if_rank_0_had_no_time_to(tmp_path):
     assert run.state.name == "running"
 
 
+def test_a_rank_that_was_killed_is_named_by_its_silence(tmp_path):
+    lost = {"end": "failed", "error": "RuntimeError: [pair.cc:553] Connection closed by peer"}
+    set_status(tmp_path, ranks=2)
+    write(tmp_path / "metrics.jsonl", session(ranks=2))
+    write(tmp_path / "rank0.jsonl", session(ranks=2), lost)
+    write(tmp_path / "rank1.jsonl", session(ranks=2))
+    run = Run(tmp_path)
+    assert run.state.name == "failed"
+    assert run.state.sentence == (
+        "failed at step 5 of 10: rank 1 is gone without a word, as after being killed; rank 0 lost "
+        "the connection"
+    )
+    write(tmp_path / "rank1.jsonl", {"end": "failed", "error": "ValueError: x"})
+    run.refresh()
+    assert run.state.sentence == "failed at step 5 of 10: rank 1: ValueError: x"
+
+
 def test_time_left_follows_the_speed_of_late(tmp_path):
     now = time.time()
     rows = [
