@@ -10,7 +10,7 @@ from nvalchemi.sharding.finding import Finding
 
 _PARTS, _LEAST_ROWS = 10, 30  # of a curve: medians of tenths are compared, where there are so many
 _RISEN = 2.0  # times the lowest tenth
-_WORSE, _LEAST_VALIDATIONS = 1.1, 4  # times the best validation
+_WORSE, _LEAST_VALIDATIONS = 1.1, 6  # times the best validation, in all of the last third
 _WAITING, _LEAST_SECONDS = 0.25, 1.0  # of a rank's time; the first steps of a run are others
 _HEAVIER = 1.2  # times the mean load of the ranks
 
@@ -58,11 +58,12 @@ def _validation(run: Run) -> Iterator[Finding]:
     later = _between(run, steps[best], np.inf)
     before = _between(run, -np.inf, steps[best])
     falls = len(later) and len(before) and np.median(later) < np.median(before[-len(later) :])
-    if values[-1] > _WORSE * values[best] and best < len(values) - 2 and falls:
+    if values[-(len(values) // 3) :].min() > _WORSE * values[best] and falls:
         yield Finding(
             "warning",
             f"The validation is best, {values[best]:.3g}, at step {int(steps[best]):,}, and "
-            f"{values[-1]:.3g} now, while the loss falls: the data are learnt by heart.",
+            f"{values[-1]:.3g} now, while the loss falls: structures are learnt by heart, or those "
+            "of the validation are of another kind.",
             "Take the weights of that step, or more data, or a smaller model.",
             {"check": "rising validation", "step": int(steps[best])},
         )
