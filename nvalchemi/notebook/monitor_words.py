@@ -198,13 +198,13 @@ def _work_rows(run: Run) -> tuple[tuple[str, ...], dict[int, tuple[str, ...]]]:
     head = ("step", "behind, s", "structures/s", "waits for data", "atoms a batch", "largest")
     rows = {}
     for work in works:
-        waiting = of_late(work.waiting)
+        waiting = of_late(work, work.waiting)
         rows[work.rank] = (
             f"{work.steps[-1]:,.0f}",
             "-" if lag is None else f"{lag.seconds[work.rank]:.2f}",
-            _number(of_late(work.structures_per_second)),
+            _number(of_late(work, work.structures_per_second)),
             "-" if np.isnan(waiting) else f"{waiting:.0%}",
-            _number(of_late(work.atoms_per_batch)),
+            _number(of_late(work, work.atoms_per_batch)),
             _number(float(work.largest_batch[-1])),
             _number(float((work.gpu_peak if gpu else work.memory)[-1])),
         )

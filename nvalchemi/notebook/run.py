@@ -45,8 +45,10 @@ class RankWork:
     rank : int
     steps, times : arrays
         Steps done by the end of the entry, and when that was, in seconds since 1970.
+    seconds : array
+        Time of training in the entry: validation and what is done between epochs is not in it.
     structures_per_second, atoms_per_second : arrays
-        While it trained: validation and what is done between epochs is not in it.
+        Of that time.
     step_seconds : array
         Mean duration of a step, waiting for data included.
     waiting : array
@@ -60,6 +62,7 @@ class RankWork:
     rank: int
     steps: Floats
     times: Floats
+    seconds: Floats
     structures_per_second: Floats
     atoms_per_second: Floats
     step_seconds: Floats
@@ -78,6 +81,7 @@ class RankWork:
                 rank=rank,
                 steps=sums["step"],
                 times=sums["time"],
+                seconds=seconds,
                 structures_per_second=sums["structures"] / seconds,
                 atoms_per_second=sums["atoms"] / seconds,
                 step_seconds=seconds / steps,

@@ -12,6 +12,7 @@ _PARTS, _LEAST_ROWS = 10, 30  # of a curve: medians of tenths are compared, wher
 _RISEN = 2.0  # times the lowest tenth
 _WORSE, _LEAST_VALIDATIONS = 1.1, 6  # times the best validation, in all of the last third
 _WAITING, _LEAST_SECONDS = 0.25, 1.0  # of a rank's time; the first steps of a run are others
+_LATE = 5.0  # s
 _HEAVIER = 1.2  # times the mean load of the ranks
 
 
@@ -78,7 +79,7 @@ def _waiting(ranks: list[RankWork]) -> Iterator[Finding]:
     """A step takes as long as that of the slowest rank."""
     if not ranks or min(rank.times[-1] - rank.times[0] for rank in ranks) < _LEAST_SECONDS:
         return
-    parts = np.array([of_late(rank.waiting) for rank in ranks])
+    parts = np.array([of_late(rank, rank.waiting) for rank in ranks])
     worst = int(np.nan_to_num(parts).argmax())
     if not parts[worst] > _WAITING:
         return
@@ -97,7 +98,7 @@ def _waiting(ranks: list[RankWork]) -> Iterator[Finding]:
 def _load(ranks: list[RankWork]) -> Iterator[Finding]:
     if len(ranks) < 2:
         return
-    atoms = np.array([of_late(rank.atoms_per_batch) for rank in ranks])
+    atoms = np.array([of_late(rank, rank.atoms_per_batch) for rank in ranks])
     worst = int(np.nan_to_num(atoms).argmax())
     if not atoms[worst] > _HEAVIER * np.nanmean(atoms):
         return
@@ -110,8 +111,9 @@ def _load(ranks: list[RankWork]) -> Iterator[Finding]:
     )
 
 
-def of_late(values: Floats) -> float:
-    """Mean of the last entries, each of about a second."""
-    last = values[-3:]
-    last = last[np.isfinite(last)]
-    return float(last.mean()) if last.size else np.nan
+def of_late(rank: RankWork, values: Floats) -> float:
+    """Mean over the last seconds of training."""
+    kept = (rank.times > rank.times[-1] - _LATE) & np.isfinite(values) & (rank.seconds > 0)
+    if not kept.any():
+        return np.nan
+    return float(np.average(values[kept], weights=rank.seconds[kept]))
