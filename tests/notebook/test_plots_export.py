@@ -1,5 +1,6 @@
 """Bytes, bundles, labels, memory, and that nothing of matplotlib is touched but what is drawn."""
 
+import html
 import subprocess
 import sys
 import textwrap
@@ -7,8 +8,11 @@ import xml.etree.ElementTree as ElementTree
 from io import BytesIO
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import pytest
+from nbclient import NotebookClient
+from nbconvert import HTMLExporter
 from PIL import Image
 
 from nvalchemi.notebook.export import alt_text, bundle, png, save, svg
@@ -157,3 +161,20 @@ def test_memory_at_a_hundred_million_samples():
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     """)
     assert int(out) < 200 * 1024, f"{int(out) // 1024} MB"
+
+
+def test_a_picture_shows_itself_in_a_notebook_with_its_alt_text():
+    code = (
+        "from nvalchemi.notebook.plots import plot_overlap\n"
+        "from nvalchemi.sharding import ShardPlan\n"
+        "plot_overlap(ShardPlan([20, 20], world_size=2, batch_size=4))"
+    )
+    cell = nbformat.v4.new_code_cell(code)
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    NotebookClient(notebook, timeout=100).execute()
+    (output,) = notebook.cells[0].outputs
+    assert output["data"]["image/png"]
+    # the template "lab" of nbconvert 7.17 has no place for alt texts, not even for these
+    page, _ = HTMLExporter(template_name="classic").from_notebook_node(notebook)
+    assert f'alt="{html.escape(output["metadata"]["image/png"]["alt"])}"' in page
+    assert "Do two ranks train on the same samples?" in page

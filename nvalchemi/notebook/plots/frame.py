@@ -1,5 +1,6 @@
 """The frame of every picture: question, truth, panels, key numbers, and the line about the plan."""
 
+import base64
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from nvalchemi.notebook.export import alt_text, png
 from nvalchemi.notebook.plots.facts import SIGN, Facts
 from nvalchemi.notebook.stamps import StampedText
 from nvalchemi.notebook.style import (
@@ -32,6 +34,15 @@ WIDE = 132  # letters of a line of small text
 Rect = tuple[float, float, float, float]
 
 
+class Picture(Figure):
+    """A figure that a notebook shows by itself, without pyplot, and with its alt text."""
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict, dict]:
+        encoded = base64.b64encode(png(self)).decode()
+        words = {"image/png": {"alt": alt_text(self)}}
+        return {"image/png": encoded, "text/plain": repr(self)}, words
+
+
 def start(figure: Figure | None, view: str, rects: Mapping[str, Rect]) -> tuple[Figure, list[Axes]]:
     """A figure with a panel at each place (left, bottom, width, height; bottom and height of 1).
 
@@ -39,7 +50,7 @@ def start(figure: Figure | None, view: str, rects: Mapping[str, Rect]) -> tuple[
     than all the rest.
     """
     if figure is None:
-        figure = Figure(figsize=SIZE, dpi=DPI)
+        figure = Picture(figsize=SIZE, dpi=DPI)
         FigureCanvasAgg(figure)
     names = [f"{view}: {name}" for name in rects]
     if [axes.get_label() for axes in figure.axes] != names:
