@@ -211,11 +211,11 @@ class TrainingMonitor:
         is_new = self._read()
         self._is_stale |= is_new or not self._pane.widget.value
         self._is_final = ended and not is_new
-        self._write_top()
         if self._is_stale and (self._is_final or begin >= self._picture_due):
             self._draw()
             now = perf_counter()
             self._picture_due = now + _pause_after(now - begin, now - self._began)
+        self._write_top()
         self._write_button()
         if self._is_final:
             self._leave()
@@ -272,7 +272,8 @@ class TrainingMonitor:
         if not self.runs:
             lines.append(f"<div>{html.escape(_NO_CURVES)}</div>")
             self._below.value = self._table().html()
-        self._top.value = f'<div style="{TEXT_COLOUR}">{"".join(lines)}</div>'
+        words = "".join(lines) + as_list(self.findings)
+        self._top.value = f'<div style="{TEXT_COLOUR}">{words}</div>'
 
     def _write_button(self) -> None:
         reason = ""
@@ -303,7 +304,7 @@ class TrainingMonitor:
                 for run, name in zip(self.runs, self._names)
                 for finding in findings_of(run)
             ]
-            self._below.value = as_list(self.findings) + self._table().html()
+            self._below.value = self._table().html()
         except Exception as problem:
             self._below.value = complaint(_not_understood(self.runs, problem))
 

@@ -84,4 +84,6 @@ def test_it_follows_while_the_kernel_is_idle_and_a_click_stops_the_ranks(tmp_pat
                 break
             time.sleep(0.2)
         assert "launch of 2 ranks: stopped" in value_of(client, "repr(monitor)")
-        assert value_of(client, "monitor._timer is None") == "True"
+        # no timer is left, and the widget was replaced
+        left = "monitor._timer, monitor._display_id"
+        assert value_of(client, left) == "(None, None)"
