@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Set
+from itertools import islice
 from operator import index
 from typing import Any, TypeAlias
 
@@ -15,9 +16,11 @@ import torch
 import torch.distributed as dist
 
 from nvalchemi.distributed.environment import BACKENDS
+from nvalchemi.notebook.threads import most_ranks
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _CPU_RANKS = 2  # where no number is given and there is no GPU to count
+_MOST_NAMED = 1024  # ranks whose devices are named one by one
 
 Devices: TypeAlias = tuple[int | str, ...]
 """Of each rank: "cpu", or a GPU's number as torch counts in this process; never both."""
@@ -41,6 +44,7 @@ def choose(nprocs: Any, devices: Any, backend: Any) -> tuple[Devices, str]:
         asked = "cpu" if backend == "gloo" or (there == 0 and backend is None) else "cuda"
     chosen: Devices
     if asked == "cpu":
+        _refuse_too_many(count)
         chosen = ("cpu",) * (count or _CPU_RANKS)
     elif isinstance(asked, str):
         chosen = _first_gpus(count, there, backend)
@@ -61,6 +65,16 @@ def _rank_count(nprocs: Any) -> int | None:
     return count
 
 
+def _refuse_too_many(count: int | None) -> None:
+    most = most_ranks()
+    if count is not None and count > most:
+        named = ", or name a device for each: devices=['cpu'] * " + str(count)
+        raise ValueError(
+            f"nprocs must be at most {most} on this CPU: {count}; each rank is a process of 200 MB "
+            f"and more; use nprocs={most} or fewer{named if count <= _MOST_NAMED else ''}"
+        )
+
+
 def _integer(value: Any) -> int | None:
     try:
         return None if isinstance(value, bool) else index(value)
@@ -79,7 +93,11 @@ def _asked(devices: Any) -> str | Devices | None:
         return one if isinstance(one, str) else (one,)  # "cpu:0" is no single place
     if not isinstance(devices, Iterable) or isinstance(devices, (Mapping, Set)):
         raise TypeError(_devices_must(devices))
-    entries = tuple(_entry(each) for each in devices)
+    entries = tuple(_entry(each) for each in islice(devices, _MOST_NAMED + 1))
+    if len(entries) > _MOST_NAMED:
+        raise ValueError(
+            f"devices must name one device for each rank, {_MOST_NAMED} at most: there are more"
+        )
     if not entries:
         raise ValueError("devices must name a device for each rank: it is empty")
     return entries

@@ -1,16 +1,18 @@
 """Where the ranks of a launch run: their devices, backend, threads and variables.
 
 Everything is decided from arguments and from the number of GPUs, which torch counts without
-starting CUDA, so every mistake is refused before a process exists.
+starting CUDA, so every mistake is refused before a rank exists.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
+from multiprocessing import spawn
 from typing import Any
 
 import torch
@@ -36,6 +38,9 @@ _OURS = {
     *"RANK LOCAL_RANK GROUP_RANK MASTER_ADDR MASTER_PORT TORCHELASTIC_USE_AGENT_STORE".split(),
     METHOD_VARIABLE,
 }
+_LONGEST = 100_000  # bytes of a variable; Linux takes 131,071 of each
+_OF_INTERPRETER = ("PYTHON", "LD_", "DYLD_")  # may keep it from starting
+_PATIENCE = 60.0  # s; how long an interpreter may take to start
 
 PER_LAUNCH: frozenset[str] = frozenset({*_OURS, *_INTERFACES})
 """Variables that a process takes up late, when torch is imported but nothing has started.
@@ -163,7 +168,42 @@ def _environment(env: Any) -> dict[str, str]:
         if name in _OURS:
             remedy = _REMEDIES.get(name, "leave it out")
             raise ValueError(f"env must not set {name}: launch() sets it for each rank; {remedy}")
-    return dict(env or {})
+        _check_bytes(name, value)
+    own = dict(env or {})
+    if any(name.startswith(_OF_INTERPRETER) and os.environ.get(name) != own[name] for name in own):
+        _check_that_python_starts(own)
+    return own
+
+
+def _check_bytes(name: str, value: str) -> None:
+    try:
+        size = len(os.fsencode(value)) + len(os.fsencode(name))
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"env must hold text that {error.encoding} can encode: {name!r}: {value!r}"
+        ) from None
+    if size > _LONGEST:
+        raise ValueError(
+            f"env must hold at most {_LONGEST:,} bytes for each name: {name!r} has {size:,}; pass "
+            "it to the function as an argument"
+        )
+
+
+def _check_that_python_starts(own: dict[str, str]) -> None:
+    """Let an interpreter start with these variables: some of them it refuses, or breaks at."""
+    done = subprocess.run(
+        [os.fsdecode(spawn.get_executable()), "-c", ""],
+        env={**os.environ, **own},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        timeout=_PATIENCE,
+    )
+    if done.returncode:
+        names = ", ".join(f"{n}={own[n]!r}" for n in own if n.startswith(_OF_INTERPRETER))
+        told = done.stderr.decode(errors="replace").splitlines()
+        reason = next((line for line in told if "rror" in line), f"exit code {done.returncode}")
+        raise ValueError(f"env must let Python start: it does not with {names} ({reason.strip()})")
 
 
 def _visible(asked: Devices) -> tuple[str, ...]:

@@ -13,6 +13,8 @@ from typing import Any
 VARIABLE = "OMP_NUM_THREADS"
 """What torch reads when it is imported: a number, or one for each level of nesting ("4,2")."""
 
+_FEW = 64  # ranks, or threads of a rank, that any machine may be asked for
+
 
 def thread_variable(threads: Any, nprocs: int, env: Mapping[str, str]) -> str:
     """Return OMP_NUM_THREADS of each rank: as asked for, or cores // nprocs.
@@ -26,8 +28,8 @@ def thread_variable(threads: Any, nprocs: int, env: Mapping[str, str]) -> str:
     Raises
     ------
     TypeError, ValueError
-        If ``threads`` is no integer of at least 1, or contradicts ``env``, or if the variable
-        that holds is no number.
+        If ``threads`` is no integer of at least 1, is far more than there are cores, or
+        contradicts ``env``, or if the variable that holds is no such number.
     """
     if threads is not None:
         return str(_asked(threads, env))
@@ -39,6 +41,7 @@ def thread_variable(threads: Any, nprocs: int, env: Mapping[str, str]) -> str:
                     f"{VARIABLE} must be a positive integer: {text!r} in {where}; correct it "
                     "there, or give threads= instead"
                 )
+            _refuse_too_many(max(map(int, text.split(","))), f"{VARIABLE} in {where}")
             return text
     return str(max(1, cores() // nprocs))
 
@@ -57,6 +60,24 @@ def cores() -> int:
     return max(1, math.floor(min(allowed, _quota())))
 
 
+def most_threads() -> int:
+    """Return how many threads a rank may have: more start no training on this machine."""
+    return max(_FEW, 4 * (os.cpu_count() or 1))
+
+
+def most_ranks() -> int:
+    """Return how many ranks on the CPU may be asked for by their number."""
+    return max(_FEW, 4 * cores())
+
+
+def _refuse_too_many(threads: int, name: str) -> None:
+    if threads > most_threads():
+        raise ValueError(
+            f"{name} must be at most {most_threads()} on this machine: {threads}; cores // ranks "
+            "is what computes fastest"
+        )
+
+
 def _asked(threads: Any, env: Mapping[str, str]) -> int:
     try:
         number = None if isinstance(threads, bool) else index(threads)
@@ -66,6 +87,7 @@ def _asked(threads: Any, env: Mapping[str, str]) -> int:
         raise TypeError(f"threads must be an integer or None: {threads!r}")
     if number < 1:
         raise ValueError(f"threads must be at least 1: {number}; None shares out the cores")
+    _refuse_too_many(number, "threads")
     if VARIABLE in env:
         raise ValueError(
             f"threads and env must not both set the threads: threads={number}, "

@@ -1,5 +1,6 @@
 """lay_out(): what each rank runs on, for any number of GPUs. The GPUs' number is torch's answer."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -159,6 +160,18 @@ def test_a_torch_without_nccl_speaks_gloo_on_gpus(machine):
         (0, {"env": {"A=B": "1"}}, ValueError, "env must hold names without '='"),
         (0, {"env": {"": "1"}}, ValueError, "env must hold names"),
         (0, {"env": {"A": "\0"}}, ValueError, "no null character"),
+        (0, {"env": {"A": "\ud800"}}, ValueError, "text that utf-8 can encode: 'A': '\\ud800'"),
+        (0, {"env": {"\ud800": "1"}}, ValueError, "text that utf-8 can encode: '\\ud800': '1'"),
+        (0, {"env": {"A": "x" * 150_000}}, ValueError, "at most 100,000 bytes for each name: 'A'"),
+        # what keeps the interpreter from starting
+        (
+            0,
+            {"env": {"PYTHONHOME": "/none"}},
+            ValueError,
+            "does not with PYTHONHOME=",
+        ),
+        (0, {"env": {"PYTHONHASHSEED": "x"}}, ValueError, 'must be "random" or an integer'),
+        (0, {"env": {"PYTHONIOENCODING": "none"}}, ValueError, "env must let Python start"),
     ],
 )
 def test_mistakes_are_refused_with_rule_value_and_remedy(machine, gpus, given, kind, sentence):
@@ -166,6 +179,12 @@ def test_mistakes_are_refused_with_rule_value_and_remedy(machine, gpus, given, k
     with pytest.raises(kind) as caught:
         lay_out(**given)
     assert sentence in str(caught.value)
+
+
+def test_env_may_change_how_the_interpreter_starts(machine):
+    machine(0)
+    own = {"PYTHONPATH": "/none", "PYTHONHASHSEED": "7", "A": "å\udcff"}  # bytes of no encoding
+    assert lay_out(env=own).environments()[1].items() >= own.items()
 
 
 OWN_INTERFACE = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
@@ -310,7 +329,7 @@ def test_the_line_at_the_start(machine, gpus, given, line):
         ("5", {"env": {"OMP_NUM_THREADS": "3"}}, 3, "3"),
         ("4,2", {}, 4, "4,2"),
         (None, {"threads": np.int32(7)}, 7, "7"),
-        (None, {"threads": 1000}, 1000, "1000"),
+        (None, {"threads": 60}, 60, "60"),
     ],
 )
 def test_threads_as_told(machine, monkeypatch, inherited, given, threads, variable):
@@ -338,7 +357,42 @@ def test_cores_are_shared_out(machine, monkeypatch, nprocs):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(9)), raising=False)
     monkeypatch.setattr("nvalchemi.notebook.threads._quota", lambda: 7.5)
     assert cores() == 7
-    assert lay_out(nprocs=nprocs).threads == max(1, 7 // nprocs)
+    assert lay_out(devices=["cpu"] * nprocs).threads == max(1, 7 // nprocs)
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+@pytest.mark.parametrize("nprocs", [65, 1000, 10**9])
+def test_more_ranks_than_any_cpu_takes_are_refused_by_their_limit(
+    machine, monkeypatch, gpus, nprocs
+):
+    machine(gpus)
+    monkeypatch.setattr("nvalchemi.notebook.threads.cores", lambda: 2)
+    with pytest.raises(ValueError) as caught:
+        lay_out(nprocs=nprocs, devices="cpu")
+    assert f"nprocs must be at most 64 on this CPU: {nprocs}; each" in str(caught.value)
+    assert "use nprocs=64 or fewer" in str(caught.value)
+    assert (f"devices=['cpu'] * {nprocs}" in str(caught.value)) == (nprocs < 1025)
+    assert lay_out(nprocs=64, devices="cpu").nprocs == 64
+    assert lay_out(devices=["cpu"] * 65).nprocs == 65  # who writes that means it
+    monkeypatch.setattr("nvalchemi.notebook.threads.cores", lambda: 100)
+    assert lay_out(nprocs=65, devices="cpu").nprocs == 65
+
+
+@pytest.mark.parametrize("devices", [range(10**9), itertools.repeat("cpu"), ["cpu"] * 1025])
+def test_endless_devices_are_refused(machine, devices):
+    machine(2)
+    with pytest.raises(ValueError, match="one device for each rank, 1024 at most: there are more"):
+        lay_out(devices=devices)
+
+
+def test_more_threads_than_any_machine_takes_are_refused(machine, monkeypatch):
+    machine(0)
+    monkeypatch.setattr(os, "cpu_count", lambda: 32)
+    assert lay_out(threads=128).threads == 128
+    with pytest.raises(ValueError, match="threads must be at most 128 on this machine: 129; cores"):
+        lay_out(threads=129)
+    with pytest.raises(ValueError, match="OMP_NUM_THREADS in env must be at most 128 .*: 1000"):
+        lay_out(env={"OMP_NUM_THREADS": "4,1000"})
 
 
 @pytest.mark.parametrize(
