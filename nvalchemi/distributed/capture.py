@@ -41,11 +41,12 @@ class Place:
     anew there. ``error`` is why the object could not be pickled, if so.
     """
 
-    __slots__ = ("error", "label", "obj", "parent", "variable")
+    __slots__ = ("depth", "error", "label", "obj", "parent", "variable")
 
     def __init__(self, obj: Any, parent: Place | None, label: str, variable: bool = False) -> None:
         self.obj, self.parent, self.label, self.variable = obj, parent, label, variable
         self.error: Exception | None = None
+        self.depth: int = 0 if parent is None else parent.depth + 1
 
     def line(self) -> list[Place]:
         """Return the places from the root to this one."""
@@ -280,15 +281,26 @@ def explain(roots: Iterable[Place], pickler: Pickler, back: bool) -> TypeError:
     where = "cannot be sent back" if back else "cannot be sent to the ranks"
     culprit = pickler.current
     judge = Pickler(io.BytesIO(), lambda _: False, to_cpu=back, whole=pickler.whole)
+    deepest: Place | None = None
     for place in walk(roots, judge):
         if place.error is not None or (place.obj is culprit and not _is_too_deep(error)):
             return TypeError(_blame(place, error, where, back))
-    if _is_too_deep(error):
-        return TypeError(
-            f"an object of type {type(culprit).__qualname__} {where}: it is nested too deeply in "
-            "others; keep its parts in a list instead of linking each to the next"
-        )
+        if deepest is None or place.depth > deepest.depth:
+            deepest = place
+    if _is_too_deep(error) and deepest is not None:
+        return TypeError(_blame_depth(deepest, where))
     return TypeError(_unknown("something it reaches", culprit, error, where, back))
+
+
+def _blame_depth(deepest: Place, where: str) -> str:
+    """Return the sentence on the variable or argument below which most of the levels are."""
+    begins = [place for place in deepest.line() if place.variable or place.parent is None]
+    levels = [b.depth - a.depth for a, b in zip(begins, [*begins[1:], deepest])]
+    named = begins[levels.index(max(levels))]
+    return (
+        f"{named} {where}: it is nested too deeply; keep its parts in one list instead of each "
+        "inside another"
+    )
 
 
 def _blame(place: Place, error: Exception, where: str, back: bool) -> str:

@@ -71,21 +71,28 @@ class Sent:
     edited: list[str]
     large: list[tuple[str, int]]
 
-    def describe_large(self) -> str | None:
+    def describe_large(self, pool: bool = False) -> str | None:
         """Return a sentence on what is large, if the task is."""
         if self.nbytes < _WORTH_TELLING:
             return None
+        sender = "the pool" if pool else "launch()"
         parts = [f"{name} ({_megabytes(size)})" for name, size in self.large]
         if len(parts) == 1:
-            return f"launch() sends {parts[0]} to the ranks"
+            return f"{sender} sends {parts[0]} to the ranks"
         what = f": {', '.join(parts)}" if parts else ""
-        return f"launch() sends {_megabytes(self.nbytes)} to the ranks{what}"
+        return f"{sender} sends {_megabytes(self.nbytes)} to the ranks{what}"
 
-    def describe_edited(self) -> str | None:
+    def describe_edited(self, pool: bool = False) -> str | None:
         """Return a sentence on modules that are not on the ranks what they are here."""
         if not self.edited:
             return None
         names = ", ".join(self.edited)
+        if pool:
+            return (
+                f"edited since it was imported: {names}. Ranks that import it from now on run the "
+                "file as it is now, others what they have; to run the file everywhere, "
+                "importlib.reload it here and call restart() of the pool"
+            )
         return (
             f"edited since it was imported: {names}. The ranks run the file as it is now; to run "
             f"it here, too, importlib.reload it, or send what is here: launch(by_value=[{names}])"

@@ -12,6 +12,7 @@ import linecache
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import reduction
@@ -25,7 +26,7 @@ import torch.distributed as dist
 from nvalchemi.distributed import origins, payload, rank_torch
 from nvalchemi.distributed.environment import read_backend, read_device
 from nvalchemi.distributed.modules import innermost
-from nvalchemi.distributed.rank_end import finish
+from nvalchemi.distributed.rank_end import finish, leave
 from nvalchemi.distributed.rank_process import Failure, describe
 from nvalchemi.distributed.rendezvous import init_process_group
 
@@ -93,18 +94,23 @@ def _on_interrupt(number: int, frame: FrameType | None) -> None:
 
 def _answer(control: Connection, request: int, descriptor: int) -> None:
     global _is_calling
-    stage, failure, result = "load", None, payload.new_file()
+    stage, failure, result, pid = "load", None, payload.new_file(), os.getpid()
     try:
         _is_calling = True
         fn, args, kwargs, sources = _load(descriptor)
         linecache.cache.update(sources)
         stage = "call"
         value = _call(fn, args, kwargs)
+        if os.getpid() != pid:
+            leave(0)  # a child that the function has forked: the rank itself answers
         stage = "return"
         payload.dump_result(value, result)
         _is_calling = False
     except BaseException as error:
         _is_calling = False
+        if os.getpid() != pid:
+            traceback.print_exc()
+            leave(1)
         failure = _describe(stage, error)
     _flush()
     control.send(Answer(request, failure))
@@ -192,7 +198,8 @@ def count_collectives() -> int | None:
     """Return how many collectives this rank has begun; None if it has no process group any more."""
     if not dist.is_initialized():
         return None
-    return dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()
+    group: Any = dist.distributed_c10d._get_default_group()  # torch's stubs lack what we call
+    return group._get_sequence_number_for_group()
 
 
 def meet_again() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import reduction
-from typing import Any
+from typing import Any, Protocol
 
 from nvalchemi.distributed import payload
 from nvalchemi.distributed.process import Task
@@ -40,6 +40,13 @@ _CHECK = 5.0  # s; how long ranks may take to show that they can communicate
 _LOOK_AFTER = 1.0  # s; how long ranks are idle before they are looked at
 _TICKS = 0.02  # s; what a rank may use that waits for the network
 _CHUNKS = 16  # of output per rank that are taken after an answer; a thread may print for ever
+
+
+class CallOutput(Output, Protocol):
+    """Where the lines of a call go."""
+
+    def say(self, text: str) -> None:
+        """Take a text for the user that belongs to no rank."""
 
 
 @dataclass
@@ -90,7 +97,7 @@ class ServingRanks:
         self,
         descriptor: int,
         chosen: Sequence[int],
-        output: Output | None,
+        output: CallOutput | None,
         limit: float | None = None,
     ) -> list[Any]:
         """Let the chosen ranks run what is in a payload, and return their values in that order.
@@ -107,10 +114,11 @@ class ServingRanks:
         for rank in self.ranks:
             rank.output = output
         asks = [_Ask(rank) for rank in self.ranks]
+        watch = Watch(None, (lambda text: None) if output is None else output.say)
         try:
-            self._become_ready(asks)
+            self._become_ready(asks, watch)
             self._send(descriptor, [asks[rank] for rank in chosen])
-            self._wait(asks, output, limit)
+            self._wait(asks, output, limit, watch)
             return self._values([asks[rank] for rank in chosen])
         except KeyboardInterrupt:
             self._interrupt(asks)
@@ -175,11 +183,12 @@ class ServingRanks:
         self.loss = self.loss or "the ranks were ended"
         end_all(self.ranks, [])
 
-    def _become_ready(self, asks: list[_Ask]) -> None:
+    def _become_ready(self, asks: list[_Ask], watch: Watch) -> None:
         """Wait until the ranks have met, which they began when they were started."""
         while not all(self.devices):
             wait_for_any(self.ranks, _TICK)
             self._listen(asks)
+            watch.tell_of_stopped([rank for rank in self.ranks if not rank.has_ended])
             first = find_first(asks)
             if first is not None:
                 self.loss = "the ranks did not start"
@@ -200,9 +209,11 @@ class ServingRanks:
     def _late(self, asks: list[_Ask]) -> list[_Ask]:
         return [ask for ask in asks if ask.rank.number in self.busy and not ask.rank.has_ended]
 
-    def _wait(self, asks: list[_Ask], output: Output | None, limit: float | None) -> None:
+    def _wait(
+        self, asks: list[_Ask], output: Output | None, limit: float | None, watch: Watch
+    ) -> None:
         """Wait until all have answered; raise if a rank fails, and see what became of the rest."""
-        watch, idle = Watch(None, lambda text: None), _Idle()
+        idle = _Idle()
         deadline = None if limit is None else time.monotonic() + limit
         while self._late(asks) or find_first(asks):
             wait_for_any(self.ranks, 0 if find_first(asks) else _TICK)
@@ -214,7 +225,9 @@ class ServingRanks:
             if self._stop.is_set():
                 raise KeyboardInterrupt
             late = self._late(asks)
-            if late and idle.since(late) > _LOOK_AFTER:
+            watch.tell_of_stopped([ask.rank for ask in late])
+            is_stopped = any(ask.rank.is_stopped() for ask in late)  # it shows no stack
+            if late and not is_stopped and idle.since(late) > _LOOK_AFTER:
                 self._look_at(watch, late, asks)
             if late and deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"{_names(late)} did not answer for {limit:g} s")
@@ -317,7 +330,7 @@ class ServingRanks:
             assert ask.value is not None
             try:
                 values.append(payload.load(ask.value))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise make_receive_error(ask.rank.number, error) from error
         return values
 

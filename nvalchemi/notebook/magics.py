@@ -117,7 +117,11 @@ def _parse_start(line: str) -> dict[str, Any]:
     parser.add_argument("--devices", type=_parse_devices)
     parser.add_argument("--backend")
     parser.add_argument("--threads", type=int)
-    return vars(parser.parse_args(shlex.split(line)))
+    try:
+        words = shlex.split(line)
+    except ValueError as error:  # a quotation mark without its other
+        raise UsageError(f"%ranks_start: {error}: {line.strip()}") from None
+    return vars(parser.parse_args(words))
 
 
 def _parse_devices(text: str) -> Any:

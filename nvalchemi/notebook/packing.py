@@ -19,8 +19,12 @@ def pack(
     kwargs: dict[str, Any],
     marker: origins.Marker,
     by_value: Iterable[ModuleType | str] = (),
+    *,
+    pool: bool = False,
 ) -> int:
     """Write a call into a new payload and return its descriptor, which the caller closes.
+
+    ``pool`` says that it is for ranks that stay, which may have imported modules before.
 
     Raises
     ------
@@ -39,7 +43,7 @@ def pack(
     except BaseException:
         os.close(task)
         raise
-    for sentence in (sent.describe_large(), sent.describe_edited()):
+    for sentence in (sent.describe_large(pool), sent.describe_edited(pool)):
         if sentence is not None:
             warnings.warn(sentence, stacklevel=4)  # the line that launches
     return task

@@ -8,7 +8,6 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from operator import index
 from types import TracebackType
 from typing import Any, Literal
 
@@ -16,7 +15,12 @@ from nvalchemi.distributed import origins, rank_pool, standby
 from nvalchemi.distributed.rank_error import RankError, death
 from nvalchemi.distributed.rank_process import is_worker
 from nvalchemi.distributed.serving import ServingRanks
-from nvalchemi.notebook.cell_code import check_code
+from nvalchemi.notebook.cell_code import (
+    check_code,
+    check_expression,
+    check_names,
+    choose_ranks,
+)
 from nvalchemi.notebook.cell_names import cells_by_number
 from nvalchemi.notebook.devices import PER_LAUNCH, lay_out
 from nvalchemi.notebook.meeting import meeting_point
@@ -143,16 +147,16 @@ class WorkerPool:
 
         Raises
         ------
-        SyntaxError, ValueError
+        TypeError, SyntaxError, ValueError
             If the text is no plain Python, or a rank is not there; nothing has run then.
         RankError, KeyboardInterrupt
             As from `run`.
         """
         __tracebackhide__ = True
-        chosen = self._choose(ranks)
-        self._cells += 1
-        filename = filename or f"<ranks {self._cells}>"
+        chosen = choose_ranks(ranks, self.nprocs)
+        filename = f"<ranks {self._cells + 1}>" if filename is None else filename
         check_code(code, filename)
+        self._cells += 1
         self._ask(filename.strip("<>"), rank_pool.execute, (code, filename), {}, chosen)
 
     def pull(self, name: str) -> RankResults:
@@ -161,15 +165,13 @@ class WorkerPool:
         CUDA tensors arrive on the CPU.
         """
         __tracebackhide__ = True
-        try:
-            compile(name, "<pulled>", "eval", dont_inherit=True)
-        except SyntaxError:
-            raise ValueError(f"pull() needs a name or an expression: {name!r}") from None
+        check_expression(name)
         return RankResults(self._ask(f"pull({name!r})", rank_pool.pull, (name,), {}))
 
     def push(self, /, **values: Any) -> None:
         """Put values into the namespace of every rank, each under its name."""
         __tracebackhide__ = True
+        check_names(values)
         self._ask("push()", rank_pool.push, (), values)
 
     def status(self) -> PoolStatus:
@@ -183,6 +185,8 @@ class WorkerPool:
             code = rank.exitcode
             if code is not None:
                 state = "dead: " + death(code)
+            elif rank.is_stopped():
+                state = f"stopped by a signal (SIGSTOP): kill -CONT {rank.pid} lets it go on"
             elif not ranks.devices[rank.number]:
                 state = "starting"
             elif since is None:
@@ -203,9 +207,8 @@ class WorkerPool:
         """Start all ranks anew, with empty namespaces."""
         self._refuse_closed()
         if not self._lock.acquire(blocking=False):
-            self._kill(
-                "restart() was called"
-            )  # the call of another thread fails, and restarts them
+            # the call of another thread fails, and restarts them
+            self._kill("restart() was called")
             return
         try:
             self._classes.clear()
@@ -215,11 +218,11 @@ class WorkerPool:
 
     def close(self) -> None:
         """End the ranks; harmless when they have ended already."""
+        self.closed = True  # first: the call of another thread fails, and starts no new ranks
         if not self._lock.acquire(blocking=False):
             self._kill("close() was called")
             self._lock.acquire()
         try:
-            self.closed = True
             self._ranks = None
             self._finalizer()
         finally:
@@ -270,10 +273,11 @@ class WorkerPool:
         __tracebackhide__ = True
         self._refuse_closed()
         marker = origins.Marker()
-        descriptor = pack(fn, args, kwargs, marker)
+        descriptor = pack(fn, args, kwargs, marker, pool=True)
         with ExitStack() as stack:
             stack.callback(os.close, descriptor)
             stack.enter_context(self._lock)
+            self._refuse_closed()  # while another thread's call ran
             ranks = self._get_ranks()
             self._doing = what
             self._classes.update(
@@ -310,20 +314,11 @@ class WorkerPool:
             ranks.check()
         if ranks.loss is None:
             return ""
-        if not self.closed:
-            self._classes.clear()
-            self._start()
+        if self.closed:
+            return "The pool was closed: its ranks were ended."
+        self._classes.clear()
+        self._start()
         return f"The ranks were restarted, because {ranks.loss}: their namespaces are lost."
-
-    def _choose(self, ranks: Sequence[int] | None) -> list[int]:
-        if ranks is None:
-            return list(range(self.nprocs))
-        chosen = sorted({index(rank) for rank in ranks})
-        if not chosen or chosen[0] < 0 or chosen[-1] >= self.nprocs:
-            raise ValueError(
-                f"ranks must be some of 0 to {self.nprocs - 1}: {list(ranks)}; leave it out for all"
-            )
-        return chosen
 
     def _refuse_closed(self) -> None:
         if self.closed:
@@ -347,6 +342,9 @@ class _LazyOutput:
 
     def redraw(self, rank: int, stream: str, text: str) -> None:
         self._get().redraw(rank, stream, text)
+
+    def say(self, text: str) -> None:
+        self._get().say(text, "stderr")
 
     def tick(self) -> None:
         if self._output is not None:

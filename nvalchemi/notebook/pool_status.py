@@ -9,7 +9,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class RankStatus:
-    """One rank. ``state`` is "starting", "idle", "busy for 3.0 s: ..." or "dead: ..."."""
+    """One rank.
+
+    ``state`` is "starting", "idle", "busy for 3.0 s: ...", "stopped by a signal (SIGSTOP): ..." or
+    "dead: ...".
+    """
 
     rank: int
     pid: int

@@ -132,6 +132,8 @@ def test_what_a_function_imports_when_it_runs_is_looked_at(beside):
         "edited since it was imported: inside. The ranks run the file as it is now; to run it "
         "here, too, importlib.reload it, or send what is here: launch(by_value=[inside])"
     )
+    told = sent.describe_edited(pool=True)
+    assert told is not None and "launch" not in told and "restart() of the pool" in told
 
 
 def test_what_a_named_module_keeps_to_itself_is_not_blamed(beside):

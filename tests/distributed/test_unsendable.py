@@ -248,7 +248,7 @@ def test_a_chain_without_end_is_refused_in_words():
     link = None
     for _ in range(50_000):
         link = Record(next=link)
-    assert "it is nested too deeply in others" in refusal(take, link)
+    assert "argument 0 cannot be sent to the ranks: it is nested too deeply" in refusal(take, link)
     while link is not None:  # or Python itself would recurse
         link = vars(link).pop("next")
 
@@ -257,6 +257,54 @@ def test_a_search_among_very_many_objects_ends():
     many = [Record(row=[i], text=str(i)) for i in range(100_000)]
     many[70_000].row.append(LOCK)
     assert refusal(take, many).startswith("argument 0[70000].row[1] is a lock")
+
+
+def nested(levels):
+    found = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+def linked(levels):
+    found = None
+    for _ in range(levels):
+        found = Record(next=found)
+    return found
+
+
+CHAIN = linked(5_000)
+
+
+def walks():
+    return CHAIN
+
+
+def uses_walks():
+    return walks()
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: refusal(take, nested(5_000)), "argument 0"),
+        (lambda: refusal(take, rows={"k": nested(5_000)}), "argument 'rows'"),
+        (lambda: refusal(take, [1, linked(5_000)]), "argument 0"),
+        (lambda: refusal(walks), "CHAIN"),
+        (lambda: refusal(uses_walks), "CHAIN (used by walks)"),
+        (lambda: refusal(linked(5_000).fit), "self"),
+        (lambda: refusal(take, lambda: CHAIN), "CHAIN"),
+    ],
+)
+def test_what_is_nested_too_deeply_is_named(call, named):
+    told = call()
+    assert told.startswith(f"{named} cannot be sent to the ranks: it is nested too deeply; ")
+    assert "keep its parts in one list" in told
+
+
+def test_a_result_that_is_nested_too_deeply_is_named():
+    with pytest.raises(TypeError, match="^result cannot be sent back: it is nested too deeply"):
+        payload.dump_result({"k": nested(5_000)}, payload.new_file())
 
 
 def test_what_is_large_is_named():
@@ -274,3 +322,4 @@ def test_what_is_large_is_named():
     text = bytes(120_000_000)
     sent = payload.dump_task(take, (), {"text": text}, {}, payload.new_file())
     assert sent.describe_large() == "launch() sends argument 'text' (120 MB) to the ranks"
+    assert sent.describe_large(pool=True) == "the pool sends argument 'text' (120 MB) to the ranks"

@@ -156,11 +156,31 @@ def test_pull_and_push_leave_the_kernels_variables_alone(kernel):
         ("%ranks_pull x =", "needs a name or an expression"),
         ("%ranks_start --threads many", "invalid int value"),
         ("%ranks_start -n 0", "nprocs must be at least 1"),
+        ("%ranks_start -n '2", "No closing quotation: -n '2"),
     ],
 )
 def test_mistakes_are_said_before_anything_runs(kernel, cell, said):
     shown = kernel.run(cell)
     assert said in shown and kernel.status == "error"
+
+
+@pytest.mark.parametrize(
+    ("cell", "number", "line"),
+    [
+        ("return 3", 2, "return 3"),
+        ("1\nyield 3\n", 3, "yield 3"),
+        ("for i in 1, 2:\n  1\nbreak", 4, "break"),
+        ("def f():\n  x = 1\n  global x", 4, "global x"),
+        ("x = = 1", 2, "x = = 1"),
+    ],
+)
+def test_a_syntax_error_shows_the_line_that_is_wrong(kernel, cell, number, line):
+    reply = kernel.client.execute_interactive(
+        f"%%ranks\n{cell}", timeout=120, output_hook=lambda message: None
+    )["content"]
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(reply["traceback"]))
+    assert reply["ename"] == "SyntaxError"
+    assert re.search(rf"<%%ranks In\[\d+\]>:{number}\n    {re.escape(line)}\n", shown), shown
 
 
 def interrupt_while_busy(kernel: Kernel, cell: str, after: float) -> str:

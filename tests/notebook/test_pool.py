@@ -1,6 +1,7 @@
 """WorkerPool: ranks that stay, their namespaces, errors, deaths and interrupts. Real ranks."""
 
 import gc
+import itertools
 import os
 import re
 import signal
@@ -113,14 +114,44 @@ def test_mistakes_are_refused_before_anything_runs(pool):
         pool.run("train")
     with pytest.raises(ValueError, match="ranks must be some of 0 to 1"):
         pool.execute("1", ranks=[2])
-    with pytest.raises(ValueError, match="ranks must be some of 0 to 1"):
+    with pytest.raises(ValueError, match="ranks must be some of 0 to 1: it is empty"):
         pool.execute("1", ranks=[])
     with pytest.raises(SyntaxError):
         pool.execute("x = = 1")
+    with pytest.raises(SyntaxError) as outside:
+        pool.execute("1\nreturn 3")
+    assert (outside.value.lineno, outside.value.text) == (2, "return 3")
     with pytest.raises(ValueError, match="needs a name"):
         pool.pull("x = 1")
     with pytest.raises(ValueError, match="output must be"):
         WorkerPool(output="loud")
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "said"),
+    [
+        (lambda p: p.pull(3), TypeError, "needs a name or an expression as a string: 3"),
+        (lambda p: p.pull(""), ValueError, "needs a name or an expression: ''"),
+        (lambda p: p.pull("a\0"), ValueError, r"needs a name or an expression: 'a\\x00'"),
+        (lambda p: p.pull("\ud800"), ValueError, "needs a name or an expression"),
+        (lambda p: p.execute(3), TypeError, r"needs source text: 3; a function is called by run"),
+        (lambda p: p.execute(None), TypeError, "needs source text: None"),
+        (lambda p: p.execute(b"1"), TypeError, "needs source text: b'1'"),
+        (lambda p: p.execute("a\0"), ValueError, "no null character"),
+        (lambda p: p.execute("1", filename=3), TypeError, "filename must be a string or None: 3"),
+        (lambda p: p.execute("1", ranks=5), TypeError, r"in a list: 5; for rank 0 write ranks=\[0"),
+        (lambda p: p.execute("1", ranks="01"), TypeError, "some of 0 to 1 in a list: '01'"),
+        (lambda p: p.execute("1", ranks=[0.5]), TypeError, "0 to 1: 0.5 is no integer"),
+        (lambda p: p.execute("1", ranks=[True]), TypeError, "0 to 1: True is no integer"),
+        (lambda p: p.execute("1", ranks=[0, -1]), ValueError, "0 to 1: -1 is none"),
+        (lambda p: p.execute("1", ranks=itertools.count()), ValueError, "0 to 1: 2 is none"),
+        (lambda p: p.push(**{"not ident": 1}), ValueError, "a variable can have: 'not ident'"),
+        (lambda p: p.push(**{"a.b": 1, "class": 2}), ValueError, "can have: 'a.b', 'class'"),
+    ],
+)
+def test_wrong_types_are_refused_by_a_sentence(pool, call, kind, said):
+    with pytest.raises(kind, match=said):
+        call(pool)
 
 
 @pytest.mark.parametrize(
@@ -253,6 +284,89 @@ def test_restart_ends_the_call_of_another_thread(pool):
     thread.join(30)
     assert "restart() was called" in str(errors[0]) and isinstance(errors[0], RankError)
     assert len(pool.run(rank_and_sum)) == 2
+
+
+def test_close_ends_the_call_of_another_thread_and_starts_nothing(monkeypatch):
+    pool = WorkerPool(nprocs=1, output="quiet")
+    thread, errors = in_thread(pool, "import time; time.sleep(1000)")
+    waiting: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            pool.execute("1")
+        except BaseException as error:
+            waiting.append(error)
+
+    second = threading.Thread(target=wait)
+    second.start()
+    time.sleep(0.3)
+    ended = pids(pool)
+    monkeypatch.setattr(pool, "_start", lambda: pytest.fail("ranks were started"))
+    pool.close()
+    thread.join(30)
+    second.join(30)
+    assert isinstance(errors[0], RankError)
+    assert str(errors[0]).startswith("rank 0: close() was called")
+    assert "The pool was closed: its ranks were ended." in str(errors[0])
+    assert "restarted" not in str(errors[0])
+    assert isinstance(waiting[0], ValueError) and "the pool is closed" in str(waiting[0])
+    assert wait_for_end(ended) == []
+
+
+def test_a_stopped_rank_is_told_of_and_goes_on(capfd):
+    with WorkerPool(nprocs=2) as pool:
+        pool.run(rank_and_sum)
+        number = pids(pool)[1]
+        os.kill(number, signal.SIGSTOP)
+        while not pool.status()[1].state.startswith("stopped"):
+            time.sleep(0.01)
+        assert pool.status()[1].state.startswith("stopped by a signal (SIGSTOP): kill -CONT")
+        assert pool.status()[1].alive and pool.status()[0].state == "idle"
+
+        told = ""
+        results: list[list] = []
+        thread = threading.Thread(target=lambda: results.append(list(pool.run(rank_and_sum))))
+        thread.start()
+        deadline = time.monotonic() + 20
+        while "stopped by a signal" not in told and time.monotonic() < deadline:
+            time.sleep(0.05)
+            told += capfd.readouterr().err
+        time.sleep(2.5)
+        told += capfd.readouterr().err
+        assert told.count(f"rank 1 (process {number}) was stopped by a signal") == 1
+        assert pool.status()[1].state.startswith("stopped") and thread.is_alive()
+        os.kill(number, signal.SIGCONT)
+        thread.join(30)
+        assert results == [[(0, 1.0), (1, 1.0)]] and pids(pool)[1] == number
+
+
+def test_a_stopped_rank_is_ended_with_the_pool():
+    pool = WorkerPool(nprocs=2, output="quiet")
+    pool.run(rank_and_sum)
+    ended = pids(pool)
+    os.kill(ended[0], signal.SIGSTOP)
+    pool.close()
+    assert wait_for_end(ended) == []
+
+
+def forks() -> str:
+    if os.fork() == 0:
+        return "the child's"
+    os.wait()
+    return "the rank's"
+
+
+def forks_and_raises() -> str:
+    if os.fork() == 0:
+        raise ValueError("only in the child")
+    os.wait()
+    return "the rank's"
+
+
+@pytest.mark.parametrize("fn", [forks, forks_and_raises])
+def test_children_that_a_function_forks_do_not_answer(pool, fn):
+    assert list(pool.run(fn)) == ["the rank's"] * 2
+    assert list(pool.run(rank_and_sum)) == [(0, 1.0), (1, 1.0)]
 
 
 def test_closing_and_forgetting_a_pool_ends_its_ranks():
