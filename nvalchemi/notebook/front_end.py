@@ -11,8 +11,17 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x1f\x7f]")
-"""Colours and movements of the cursor, which a line of bars and a table cannot take."""
+CONTROL = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # colours, movements of the cursor, wiping
+    # strings for the terminal, such as its title; one that does not end is shown as text
+    r"|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
+    r"|\x1b[ -/]*[0-Z\\^-~]"
+    r"|[\x00-\x1f\x7f-\x9f]"
+)
+"""Whatever a terminal obeys instead of showing it, which a line of bars and a table cannot take."""
+
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+_RESET = re.compile(r"\x1b\[[0;]*m")
 
 # Okabe and Ito's hues, in the shades of the 256 colours that can be read on white and on black
 _COLOURS = (32, 166, 29, 132, 136)
@@ -38,8 +47,8 @@ class FrontEnd:
     def lines(self, rank: int, stream: str, lines: Sequence[str]) -> None:
         """Write lines of a rank to "stdout" or "stderr"."""
         prefix = f"[rank {rank}]"
+        lines = [_harmless(line) for line in lines]
         if _has_colour(_target(stream)):
-            # the line itself is left as it is: it may have colours of its own
             prefix = f"\x1b[38;5;{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
         between = f"\n{prefix} "
         self.write(stream, f"{prefix} {between.join(lines)}\n")
@@ -82,6 +91,18 @@ class FrontEnd:
         if self._first is None or not _is_kernel(target):
             return _REDRAW
         return max(_REDRAW, (now - self._first) / _DRAWINGS)
+
+
+def _harmless(line: str) -> str:
+    """Return a line that changes nothing of what is around it: its colours stay, but end with it.
+
+    The rest of what a terminal obeys would write over lines of others, or clear them.
+    """
+    if CONTROL.search(line) is None:
+        return line
+    line = CONTROL.sub(lambda m: m[0] if m[0] == "\t" or _COLOUR.fullmatch(m[0]) else "", line)
+    used = _COLOUR.findall(line)
+    return f"{line}\x1b[0m" if used and not _RESET.fullmatch(used[-1]) else line
 
 
 def _target(stream: str) -> Any:

@@ -254,6 +254,39 @@ def test_a_terminal_has_colours_and_one_line_of_bars(monkeypatch):
     assert terminal.getvalue().endswith(f"{wiped}[rank 0] b\n")
 
 
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("\x1b[31mred\x1b[0m and plain", "\x1b[31mred\x1b[0m and plain"),
+        ("\x1b[31mred", "\x1b[31mred\x1b[0m"),
+        ("\x1b[38;2;1;2;3m\x1b[4:3mmuch\x1b[39m", "\x1b[38;2;1;2;3m\x1b[4:3mmuch\x1b[39m\x1b[0m"),
+        ("\x1b[1mbold\x1b(B\x1b[m", "\x1b[1mbold\x1b[m"),  # tput sgr0
+        ("\x1b[2J\x1b[Hcleared", "cleared"),
+        ("\x9b2Jcleared\x85next\x84", "clearednext"),
+        ("up\x1b[3A\x1b[10;5Hthere\x1b[K\x1b[?25l", "upthere"),
+        ("\x1b]0;title\x07text", "text"),
+        ("\x1b]8;;http://a\x1b\\link\x1b]8;;\x1b\\ end", "link end"),
+        ("\x1bPq#0~\x1b\\sixel", "sixel"),
+        ("\x1b]0;without an end", "]0;without an end"),
+        ("\x1bcreset \x1b7saved\x1b8 \x1b#8", "reset saved "),
+        ("\x1b[>4;1mkeys\x1b[!p", "keys"),
+        ("\x08\x08bs\x07bell\x0bvt\x0cff\x00\x7f", "bsbellvtff"),
+        ("a\ttable\u2028 µÅ✓", "a\ttable\u2028 µÅ✓"),
+        ("cut \x1b[3", "cut [3"),
+        ("cut \x1b", "cut "),
+    ],
+)
+def test_a_line_keeps_its_colours_and_changes_nothing_around_it(capfd, line, shown):
+    output = RankOutput(1, "stream")
+    output.lines(0, "stdout", [line])
+    output.redraw(0, "stdout", line)
+    bar = output.last_lines()[0].partition(" | ")[0]
+    assert "\x1b" not in bar and "\x07" not in bar and "\x9b" not in bar
+    output.close()
+    assert capfd.readouterr().out == f"[rank 0] {shown}\n"
+    assert output.text(0) == f"{line}\n"  # the log has what was printed
+
+
 def test_files_and_pipes_get_neither_colours_nor_bars(capfd):
     output = RankOutput(1, "stream")
     _run("import sys; sys.stderr.write('\\r10%\\r50%'); print(end='\\r100%\\n')", output)
