@@ -28,6 +28,7 @@ from nvalchemi.notebook.meeting import meeting_point
 from nvalchemi.notebook.packing import pack
 from nvalchemi.notebook.results import RankResults, shortened
 from nvalchemi.notebook.show import RankOutput
+from nvalchemi.notebook.threads import most_ranks
 
 _OUTPUTS = ("stream", "rank0", "quiet")
 
@@ -245,6 +246,9 @@ def _standby_count(standby: Any, layout: Layout) -> int:
         raise TypeError(f"standby must be a number of ranks or None: {standby!r}")
     if count < 0:
         raise ValueError(f"standby must not be negative: {count}")
+    most = max(most_ranks(), layout.nprocs)
+    if count > most:
+        raise ValueError(f"standby must be at most {most}: {count} ranks would wait; give fewer")
     return count
 
 

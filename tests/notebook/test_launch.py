@@ -148,7 +148,11 @@ def _fail_on_rank_1(how: str) -> object:
     [
         ("raise", "rank 1: KeyError: 'energy'\n", KeyError),
         ("kill", "rank 1: killed by SIGKILL", type(None)),
-        ("unsendable", "rank 1: the value could not be sent back: TypeError: result is a lock", TypeError),
+        (
+            "unsendable",
+            "rank 1: the value could not be sent back: TypeError: result is a lock",
+            TypeError,
+        ),
     ],
 )
 def test_the_rank_that_failed_is_named(how, start, cause):
@@ -210,13 +214,14 @@ def test_wrong_arguments_are_refused_before_any_process(monkeypatch):
         (lambda: launch(int, block=1), TypeError, "block must be True or False: 1"),
         (lambda: launch(int, output="all"), ValueError, "output must be one of 'stream', 'rank0'"),
         (lambda: launch(int, standby=-1), ValueError, "standby must not be negative: -1"),
+        (lambda: launch(int, standby=10**6), ValueError, "standby must be at most"),
         (lambda: launch(int, standby=1.5), TypeError, "standby must be a number of ranks"),
         (lambda: launch(int, threads=0), ValueError, "threads must be at least 1: 0"),
         (lambda: launch(int, devices=[99]), ValueError, "99"),
         (lambda: launch(int, env={"RANK": "1"}), ValueError, "env must not set RANK"),
         (lambda: launch(int, env={"A": 1}), TypeError, "env must map names to strings"),
         (lambda: launch(3), TypeError, "needs a function as its first argument: 3"),
-        (lambda: launch(lambda: lock), TypeError, "lock is a lock, which cannot be sent to the ranks"),
+        (lambda: launch(lambda: lock), TypeError, "lock is a lock, which cannot be sent"),
         (lambda: launch(int, lock), TypeError, "argument 0 is a lock, which cannot be sent"),
     ]
     for call, kind, sentence in cases:
