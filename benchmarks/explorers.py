@@ -105,7 +105,7 @@ def measure_size(samples: int, ranks: int) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     # first picture: what a user waits for, with the imports of matplotlib and ipywidgets
     checks = ShardExplorer.inspect
-    ShardExplorer.inspect = lambda explorer: None  # type: ignore[method-assign]
+    ShardExplorer.inspect = lambda explorer: None  # type: ignore
     made: list[Any] = []
     rows["first picture"] = timed(lambda: made.append(ShardExplorer(plan)))
     ShardExplorer.inspect = checks  # type: ignore[method-assign]
@@ -141,7 +141,7 @@ def steps(
 def run_folder_rows() -> list[str]:
     """Rows of the cost of the monitor, if its benchmark is there."""
     try:
-        from run_folder import measure  # type: ignore[import-not-found]
+        from run_folder import measure
     except ImportError:
         return []
     return [f"| {name} | {value} |" for name, value in dict(measure()).items()]

@@ -196,7 +196,7 @@ def _work_rows(run: Run) -> tuple[tuple[str, ...], dict[int, tuple[str, ...]]]:
     lag = run.lag()
     gpu = any(np.isfinite(work.gpu_peak).any() for work in works)
     head = ("step", "behind, s", "structures/s", "waits for data", "atoms a batch", "largest")
-    rows = {}
+    rows: dict[int, tuple[str, ...]] = {}
     for work in works:
         waiting = of_late(work, work.waiting)
         rows[work.rank] = (

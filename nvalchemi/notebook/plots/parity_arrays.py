@@ -147,7 +147,7 @@ class _Gathered:
         forces = [_field(x, "forces", (len(numbers), 3)) for x in (batch, part.predictions)]
         contains = np.zeros((len(counts), len(chemical_symbols)), dtype=bool)
         contains[owner, numbers] = True
-        self._of_structures.append((*energies, dataset, counts))  # type: ignore[arg-type]
+        self._of_structures.append((*energies, dataset, counts))
         self._of_atoms.append((*forces, dataset[owner], numbers))  # type: ignore[arg-type]
         self._contains.append(contains)
 

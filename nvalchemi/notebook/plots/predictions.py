@@ -80,7 +80,8 @@ def predicted_by(strategy: TrainingStrategy, data: Any) -> Iterator[Part]:
             )
         data = config.validation_data
     batches = [data] if isinstance(data, Batch) else data
-    for sampler in (getattr(data, "sampler", None), getattr(data, "batch_sampler", None)):
+    samplers: list[Any] = [getattr(data, name, None) for name in ("sampler", "batch_sampler")]
+    for sampler in samplers:
         if getattr(sampler, "num_replicas", 1) > 1:
             raise ValueError(
                 f"the sampler of the data is for one of {sampler.num_replicas} ranks, and parity "
@@ -88,10 +89,10 @@ def predicted_by(strategy: TrainingStrategy, data: Any) -> Iterator[Part]:
             )
     given = {"validation_data": batches}
     settings = ValidationConfig(**given) if config is None else config.model_copy(update=given)
-    for model in strategy.models.values():
-        model.to(strategy.devices[0])
+    for each in strategy.models.values():
+        each.to(strategy.devices[0])
     with ValidationLoop.from_training_strategy(strategy, settings) as loop:
-        model = loop.models[MAIN] if loop.single_model else loop.models
+        model: Any = loop.models[MAIN] if loop.single_model else loop.models
         for batch in batches:
             batch = batch.to(strategy.devices[0])
             yield Part(_renamed(loop.function(model, batch), strategy), batch.to("cpu"), None)
@@ -99,11 +100,12 @@ def predicted_by(strategy: TrainingStrategy, data: Any) -> Iterator[Part]:
 
 def _renamed(predictions: Mapping[str, Tensor], strategy: TrainingStrategy) -> dict[str, Tensor]:
     """Predictions by the name of the label, as the losses of the strategy pair them."""
-    pairs = {leaf.target_key: leaf.prediction_key for leaf in strategy.loss_fn.components}
+    leaves: Any = strategy.loss_fn.components
+    pairs = {leaf.target_key: leaf.prediction_key for leaf in leaves}
     found = {}
     for name in ("energy", "forces"):
         for key in (pairs.get(name), f"predicted_{name}", name):
-            if key in predictions:
+            if key is not None and key in predictions:
                 found[name] = predictions[key]
                 break
     return found
