@@ -8,7 +8,14 @@ import numpy as np
 
 from nvalchemi.sharding.check_epochs import check_epochs, later_epochs
 from nvalchemi.sharding.check_ranks import check_identical, check_overlap, check_steps
-from nvalchemi.sharding.finding import SEVERITIES, Finding
+from nvalchemi.sharding.composition import (
+    SIGMAS,
+    Composition,
+    explained_gap,
+    variance_ratio,
+    wished_shares,
+)
+from nvalchemi.sharding.finding import SEVERITIES, Finding, amount, counted
 from nvalchemi.sharding.iterated import IteratedSource
 from nvalchemi.sharding.look import Look
 
@@ -17,7 +24,6 @@ if TYPE_CHECKING:
 
 FAR = 0.5  # of the share asked for, below which a data set is called starved
 STARVED = "starved data set"
-SIGMAS = 5.0  # beyond so many standard deviations chance is no explanation
 STRIPES = 4.0  # times the variance within batches that a random order has
 NOTED_PADDING = 0.01  # part of an epoch that may be padding
 NOTED_UNSEEN = 0.01  # part of the samples that may stay unseen
@@ -103,11 +109,12 @@ def check_shares(look: Look) -> Iterator[Finding]:
     composition = look.composition
     if composition is None:
         return
-    drawn = composition.counts.sum()
+    drawn, told = composition.counts.sum(), []
     for j, (asked, count) in enumerate(zip(composition.asked, composition.counts.tolist())):
         wish = asked * drawn
         data = {"check": STARVED, "dataset": j, "asked": asked, "count": count, "wish": wish}
         if asked and not count:
+            told.append(j)
             yield Finding(
                 "error",
                 f"Data set {j} is asked for ({asked:.2%}) and gets no sample{look.counted_in}.",
@@ -115,6 +122,7 @@ def check_shares(look: Look) -> Iterator[Finding]:
                 data,
             )
         elif asked and count < FAR * wish and wish - count > SIGMAS * np.sqrt(wish):
+            told.append(j)
             yield Finding(
                 "warning",
                 f"Data set {j} gets {count / drawn:.2%} of the samples and {asked:.2%} were asked "
@@ -122,8 +130,46 @@ def check_shares(look: Look) -> Iterator[Finding]:
                 "See whether the sampler uses the weights at all.",
                 data,
             )
+    yield from check_wishes(look, composition, told)
     yield from check_stripes(look)
     yield from check_rank_shares(look)
+
+
+def check_wishes(look: Look, composition: Composition, told: list[int]) -> Iterator[Finding]:
+    """Shares that were asked for by name, and are missed by more than chance and rounding.
+
+    Some data sets have been told to be starved; the others share what these should have.
+    """
+    if wished_shares(look.plan) is None:
+        return
+    asked, counts = composition.asked, composition.counts
+    ratio = variance_ratio(composition.per_batch, composition.realised)
+    whole = composition.method != "sampled"
+    explained = explained_gap(look.plan, composition.epoch, asked, counts, whole, ratio)
+    drawn = max(1, int(counts.sum()))
+    more = counts - asked * drawn
+    gap = np.abs(more)
+    wrong = gap > explained - np.where(more > 0, more[told].sum(), 0.0)
+    wrong[told] = False
+    off = np.flatnonzero(wrong)
+    if off.size:
+        off = off[np.argsort(-gap[off], kind="stable")]
+        got = composition.realised
+        each = [f"{got[j]:.2%} of data set {j} ({asked[j]:.2%} asked for)" for j in off[:3]]
+        others = f" and of {counted(off.size - 3, 'other')}" if off.size > 3 else ""
+        yield Finding(
+            "warning",
+            f"Other shares than asked for: {', '.join(each)}{others}{look.counted_in}; chance and "
+            f"rounding explain {explained[off[0]] / drawn:.2%}.",
+            "See whether the sampler uses the weights at all; MultiDatasetBatchSampler keeps them.",
+            {
+                "check": "shares",
+                "datasets": off.tolist(),
+                "asked": asked[off].tolist(),
+                "realised": got[off].tolist(),
+                "explained": (explained[off] / drawn).tolist(),
+            },
+        )
 
 
 def check_stripes(look: Look) -> Iterator[Finding]:
@@ -131,15 +177,10 @@ def check_stripes(look: Look) -> Iterator[Finding]:
     composition = look.composition
     if composition is None or look.unshuffled or composition.spread_kind != "standard deviation":
         return
-    sizes = composition.per_batch.sum(axis=2, keepdims=True)
-    realised = composition.realised
     # against the shares that are realised: other ones than asked for are told above
-    variance = sizes * realised * (1 - realised)
-    if not variance.any() or look.plan.batch_size < 2:
-        return
-    deviation = (composition.per_batch - sizes * realised) ** 2
-    ratio = float(deviation.sum() / variance.sum())
-    if ratio > STRIPES and sizes.size > 4:
+    ratio = variance_ratio(composition.per_batch, composition.realised)
+    batches = composition.per_batch[..., 0].size
+    if ratio > STRIPES and batches > 4 and look.plan.batch_size > 1:
         yield Finding(
             "warning",
             "Batches are blocks of one data set: their shares vary with "
@@ -184,7 +225,7 @@ def check_load(look: Look) -> Iterator[Finding]:
     where = "" if load.all_steps else f" of the {load.cost.size} looked at"
     yield Finding(
         "info",
-        f"The largest batch{where} has {big.cost:.6g} {load.unit} (epoch {big.epoch}, step "
+        f"The largest batch{where} has {amount(big.cost, load.unit)} (epoch {big.epoch}, step "
         f"{big.step}, rank {big.rank}); the data allow {load.bound:.6g}.",
         "Try the largest one on the device before the training.",
         {"check": "largest batch", "largest": big, "bound": load.bound},
@@ -205,7 +246,7 @@ def check_coverage(look: Look) -> Iterator[Finding]:
         yield Finding(
             "info",
             f"Samples seen and not seen were not counted: {look.plan.source.name} has to be "
-            f"enumerated on {look.plan.world_size} ranks.",
+            f"enumerated on {counted(look.plan.world_size, 'rank')}.",
             "Call plan.coverage(exact=True) where the time does not matter.",
             {"check": "not counted"},
         )
@@ -216,18 +257,19 @@ def check_coverage(look: Look) -> Iterator[Finding]:
         harmful = look.unshuffled or each > NOTED_PADDING * drawn
         yield Finding(
             "warning" if harmful else "info",
-            f"{each} of {drawn} draws of an epoch are padding: an evaluation would count these "
-            "samples twice.",
+            f"{each} of {drawn} draws of an epoch {'is' if each == 1 else 'are'} padding: an "
+            f"evaluation would count {'this sample' if each == 1 else 'these samples'} twice.",
             "Evaluate with ValidationConfig or ExactEvalSampler, which count each sample once.",
             {"check": "padding", "padded": each, "drawn": drawn},
         )
     if coverage.never:
         part = coverage.never / coverage.samples
         about = "About " if coverage.method == "expected" else ""
+        verb = "is" if coverage.never == 1 else "are"
+        where = f"in none of the {epochs} planned epochs" if epochs > 1 else "not in the epoch"
         yield Finding(
             "warning" if look.unshuffled or part > NOTED_UNSEEN else "info",
-            f"{about}{coverage.never} of {coverage.samples} samples are in none of the {epochs} "
-            f"planned epoch{'s' if epochs > 1 else ''}.",
+            f"{about}{coverage.never} of {counted(coverage.samples, 'sample')} {verb} {where}.",
             "Use drop_last=False, more epochs, or shares nearer to the lengths.",
             {"check": "never seen", "never": coverage.never, "never_of": coverage.never_of},
         )
@@ -237,8 +279,8 @@ def check_drawn(look: Look) -> Iterator[Finding]:
     if look.window is None:
         yield Finding(
             "info",
-            f"The order of {len(look.plan.samples)} samples was not drawn: {look.plan.source.name} "
-            "makes it whole, on every rank and in every epoch.",
+            f"The order of {counted(len(look.plan.samples), 'sample')} was not drawn: "
+            f"{look.plan.source.name} makes it whole, on every rank and in every epoch.",
             "Use EpochSampler as sampler_cls, which starts at once.",
             {"check": "not drawn"},
         )

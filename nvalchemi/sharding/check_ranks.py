@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nvalchemi.sharding.finding import Finding
+from nvalchemi.sharding.finding import Finding, counted
 from nvalchemi.sharding.look import Look
 
 SHARED = 0.01  # part of its samples that a rank may share with another one
@@ -15,10 +15,12 @@ def check_steps(look: Look) -> Iterator[Finding]:
     steps = look.steps_of_rank
     data = {"check": "steps", "ranks": look.ranks, "steps": steps}
     if not steps.any():
+        samples, ranks = len(look.plan.samples), look.plan.world_size
+        each = f" on each of {ranks} ranks" if ranks > 1 else ""
         yield Finding(
             "error",
-            f"No rank has a step: {len(look.plan.samples)} samples do not fill a batch of "
-            f"{look.plan.batch_size} on each of {look.plan.world_size} ranks.",
+            f"No rank has a step: {counted(samples, 'sample')} {'does' if samples == 1 else 'do'} "
+            f"not fill a batch of {look.plan.batch_size}{each}.",
             "Use a smaller batch_size, fewer ranks, or drop_last=False.",
             data,
         )
@@ -97,10 +99,14 @@ def check_overlap(look: Look) -> Iterator[Finding]:
     if part <= SHARED or (identical and part == 1):
         return
     if look.padding:
+        again = "is of a sample" if look.padding == 1 else "are of samples"
+        before = "was drawn before, as padding makes it"
+        if look.padding > 1:
+            before = "were drawn before, as padding makes them"
         yield Finding(
             "warning",
-            f"{look.padding} draws of an epoch are of samples that were drawn before, as padding "
-            f"makes them: ranks {a} and {b} share {part:.0%} of their samples.",
+            f"{counted(look.padding, 'draw')} of an epoch {again} that {before}: ranks {a} and {b} "
+            f"share {part:.0%} of their samples.",
             "Evaluate with ValidationConfig or ExactEvalSampler, which count each sample once.",
             {"check": "padding", "padded": look.padding, "overlap": overlap},
         )

@@ -22,6 +22,9 @@ LONG = 2**24  # samples times ranks of a sampler that is iterated, some seconds
 # the difference of two positions.
 DRIFT = 2.0
 
+SIGMAS = 5.0  # beyond so many standard deviations chance is no explanation
+ROUNDING = 2.0  # samples that whole numbers may be off in an epoch
+
 
 @dataclass(frozen=True)
 class Composition:
@@ -148,6 +151,14 @@ def counts_by_construction(plan: "ShardPlan", dealing: Dealing, epoch: int) -> I
 
 def asked_shares(plan: "ShardPlan") -> Shares:
     """Shares as the caller asked for them: by argument, by the sampler's own word, by length."""
+    wished = wished_shares(plan)
+    if wished is None:
+        return np.array(plan.samples.lengths, dtype=np.float64) / len(plan.samples)
+    return wished
+
+
+def wished_shares(plan: "ShardPlan") -> Shares | None:
+    """None where nobody named any: then the lengths are only what one would expect."""
     number = len(plan.samples.lengths)
     sampler = getattr(plan.source, "sampler", None)
     candidates = [
@@ -159,8 +170,9 @@ def asked_shares(plan: "ShardPlan") -> Shares:
     for values in candidates:
         if values is not None and np.shape(values) == (number,) and sum(values) > 0:
             shares = np.asarray(values, dtype=np.float64)
-            return shares / shares.sum()
-    return np.array(plan.samples.lengths, dtype=np.float64) / len(plan.samples)
+            wished: Shares = shares / shares.sum()
+            return wished
+    return None
 
 
 def batch_spread(plan: "ShardPlan", asked: Shares, size: float) -> tuple[Shares, SpreadKind]:
@@ -172,7 +184,47 @@ def batch_spread(plan: "ShardPlan", asked: Shares, size: float) -> tuple[Shares,
         return np.zeros(len(asked)), "exact"
     if in_batch is not None:
         return np.where(asked > 0, DRIFT, 0.0), "bound"
+    return random_spread(plan, asked, size), "standard deviation"
+
+
+def random_spread(plan: "ShardPlan", asked: Shares, size: float) -> Shares:
+    """Standard deviation of the samples of a data set in a random batch of that size."""
     total = len(plan.samples)
     # without replacement a batch of a finite set varies less (hypergeometric)
     finite = (total - size) / max(1, total - 1) if total > size else 0.0
-    return np.sqrt(size * asked * (1 - asked) * finite), "standard deviation"
+    spread: Shares = np.sqrt(size * asked * (1 - asked) * finite)
+    return spread
+
+
+def variance_ratio(per_batch: Indices, shares: Shares) -> float:
+    """Variance of the batches (..., D) around the shares, over that of a random order."""
+    sizes = per_batch.sum(axis=-1, keepdims=True)
+    variance = (sizes * shares * (1 - shares)).sum()
+    return float(((per_batch - sizes * shares) ** 2).sum() / variance) if variance > 0 else 0.0
+
+
+def explained_gap(
+    plan: "ShardPlan", epoch: int, asked: Shares, counts: Indices, whole: bool, ratio: float
+) -> Shares:
+    """Samples that chance and rounding may put between what was asked for and `counts`, (D,).
+
+    `whole` says whether these are of the whole epoch. Chance has the binomial standard deviation,
+    and `ratio` (that of `variance_ratio`) times the variance where batches keep to one data set.
+    """
+    loose = loose_draws(plan, epoch, counts) if whole else int(counts.sum())
+    chance = SIGMAS * np.sqrt(loose * asked * (1 - asked) * max(1.0, ratio))
+    if plan.source.shuffled is not True and loose <= plan.global_batch:
+        chance = np.full(len(asked), float(loose))  # a beginning or an end may be of one data set
+    gap: Shares = ROUNDING + np.minimum(loose, chance)
+    return gap
+
+
+def loose_draws(plan: "ShardPlan", epoch: int, counts: Indices) -> int:
+    """Draws of an epoch that are left to chance: of a whole pass over an order there is none."""
+    dealing = plan.source.dealing(epoch)
+    if dealing is not None:
+        return min(dealing.emitted % dealing.positions, -dealing.emitted % dealing.positions)
+    more = counts - np.array(plan.samples.lengths)
+    off = abs(int(more.sum()))
+    one_pass = (more >= 0).all() or (more <= 0).all()  # but for padding, or for what is dropped
+    return off if one_pass and off <= plan.global_batch else int(counts.sum())

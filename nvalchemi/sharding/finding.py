@@ -27,3 +27,15 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.sentence} {self.remedy}"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of something, as a sentence has it."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def amount(cost: float, unit: str) -> str:
+    """What a batch has: so many atoms, or a cost in a unit of the caller's."""
+    if unit == "cost":
+        return f"a cost of {cost:.6g}"
+    return f"{cost:.6g} {unit[:-1] if cost == 1 else unit}"

@@ -8,6 +8,7 @@ import numpy as np
 from nvalchemi.data.datapipes.order import Indices
 from nvalchemi.sharding.composition import Composition, measure_composition
 from nvalchemi.sharding.coverage import COUNT_LIMIT, Coverage
+from nvalchemi.sharding.finding import counted
 from nvalchemi.sharding.load import Load, measure_load
 from nvalchemi.sharding.sources import spread_ranks
 from nvalchemi.sharding.view import sample_steps
@@ -111,13 +112,15 @@ class Look:
 
     @property
     def looked_at(self) -> str:
-        return "" if self.complete else f" of the {len(self.steps)} looked at"
+        if self.complete:
+            return ""
+        return f" of the {len(self.steps)} looked at" if len(self.steps) > 1 else " looked at"
 
     @property
     def counted_in(self) -> str:
         composition = self.composition
         sampled = composition is not None and composition.method == "sampled"
-        return f" in {len(self.steps)} steps looked at" if sampled else " in an epoch"
+        return f" in {counted(len(self.steps), 'step')} looked at" if sampled else " in an epoch"
 
     @cached_property
     def composition(self) -> Composition | None:

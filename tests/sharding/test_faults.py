@@ -121,6 +121,59 @@ def test_weights_that_have_no_effect():
     assert finding.data["dataset"] == 1 and "80.00% were asked for" in finding.sentence
 
 
+def test_shares_that_are_not_those_asked_for():
+    """Less than half is starved; what chance and rounding can not explain is told as well."""
+
+    def plan(lengths, weights, **options):
+        options = {"sampler": IgnoresWeights, "world_size": 2, "batch_size": 16} | options
+        return ShardPlan(lengths, sampler_kwargs={"weights": weights}, **options)
+
+    findings = found(plan([240, 80, 12], [0.4, 0.3, 0.3]))
+    assert findings["starved data set"].data["dataset"] == 2
+    shares = findings["shares"]
+    assert shares.severity == "warning" and shares.data["datasets"] == [0, 1]
+    assert "72.29% of data set 0 (40.00% asked for)" in shares.sentence
+    assert "24.10% of data set 1 (30.00% asked for)" in shares.sentence
+    assert found(plan([240, 80], [0.7, 0.3]))["shares"].data["datasets"] == [0, 1]
+    assert "shares" not in found(plan([240, 80], [0.75, 0.25]))
+    assert "shares" not in found(plan([240, 80], [0.4, 0.6])), "the starved one says it all"
+
+
+def test_shares_that_chance_and_rounding_explain():
+    class Weighted(IgnoresWeights):
+        def order(self):
+            draw = np.random.default_rng([self.seed, self.epoch])
+            return (
+                np.where(draw.random(self.size) < 0.4, draw.integers(0, 240, self.size), 240)
+                + draw.integers(0, 80, self.size) * 0
+            )
+
+    asked = {"sampler_kwargs": {"weights": [0.4, 0.6]}, "world_size": 3}
+    for sampler, batch_size in [(Weighted, 7), (None, 1), (None, 7), (MultiDatasetSampler, 16)]:
+        plan = ShardPlan([240, 80], sampler=sampler, batch_size=batch_size, epochs=3, **asked)
+        assert "shares" not in found(plan)
+    uneven = {"world_size": 3, "batch_size": 7, "sampler_kwargs": {"weights": [0.113, 0.887]}}
+    assert "shares" not in found(ShardPlan([240, 80], **uneven))
+
+
+def test_one_is_not_spoken_of_as_many():
+    once = found(ShardPlan(61, world_size=2, batch_size=4, shuffle=False))["padding"].sentence
+    assert once.startswith("1 of 62 draws of an epoch is padding") and "this sample" in once
+    foreign = found(ShardPlan(61, sampler=Padded, world_size=2, batch_size=16))["padding"].sentence
+    assert foreign.startswith("1 draw of an epoch is of a sample that was drawn before")
+    never = {"world_size": 2, "batch_size": 7, "drop_last": True, "shuffle": False}
+    assert (
+        "5 of 61 samples are not in the epoch."
+        in found(ShardPlan(61, **never))["never seen"].sentence
+    )
+    one = found(ShardPlan(57, epochs=2, **never))["never seen"].sentence
+    assert one == "1 of 57 samples is in none of the 2 planned epochs."
+    alone = found(ShardPlan(1, world_size=1, batch_size=2, drop_last=True))["steps"].sentence
+    assert alone == "No rank has a step: 1 sample does not fill a batch of 2."
+    atom = found(ShardPlan(2, world_size=1, batch_size=1, sizes=np.ones(2, int)))["largest batch"]
+    assert "has 1 atom (epoch" in atom.sentence
+
+
 def test_a_data_set_that_gets_nothing():
     class First(Padded):
         def __iter__(self):
