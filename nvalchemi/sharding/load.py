@@ -1,5 +1,6 @@
 """Cost per rank and step: how unequal the ranks are, what DDP loses by it, the largest batch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -115,12 +116,15 @@ def measure_load(
 def largest_possible(plan: "ShardPlan") -> float:
     """Cost of the costliest samples in one batch, or the budget that a sampler keeps to."""
     assert plan.samples.ranked_costs is not None
-    _, sum_of_largest = plan.samples.ranked_costs
-    bound = sum_of_largest(plan.batch_size)
-    budget = getattr(getattr(plan.source, "sampler", None), "max_atoms", None)
-    if budget is None or plan.samples.unit != "atoms":
-        return bound
-    return min(bound, max(float(budget), sum_of_largest(1)))
+    return bound_of(plan, plan.samples.unit, plan.samples.ranked_costs[1])
+
+
+def bound_of(plan: "ShardPlan", unit: str, sum_of_largest: Callable[[int], float]) -> float:
+    """As `largest_possible`, in "atoms", "edges" or "cost"."""
+    bound = float(sum_of_largest(plan.batch_size))
+    budget = getattr(getattr(plan.source, "sampler", None), f"max_{unit}", None)
+    # a sample that is larger than the budget may have a batch of its own
+    return bound if budget is None else min(bound, max(float(budget), sum_of_largest(1)))
 
 
 def ratio_error(mean: NDArray[Any], highest: NDArray[Any], ratio: float, total_steps: int) -> float:

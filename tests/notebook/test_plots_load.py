@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from plot_cases import Dealt, drawn, numbers, wrong
 
-from nvalchemi.data.datapipes import BalancedBatchSampler, EpochSampler
+from nvalchemi.data.datapipes import BalancedBatchSampler, BudgetBatchSampler, EpochSampler
 from nvalchemi.notebook.plots import plot_load
 from nvalchemi.notebook.plots.load import compute_load, refine_load
 from nvalchemi.sharding import ShardPlan
@@ -58,6 +58,35 @@ def test_uneven_work_is_red_and_balanced_work_is_beside_it():
     assert wrong(own) == set()
     labels = plot_load(plan).axes[0].get_legend().get_texts()
     assert "highest rank if balanced" in [text.get_text() for text in labels]
+
+
+@pytest.mark.parametrize("limit", ["atoms", "edges"])
+def test_a_budget_is_the_largest_possible_and_nothing_is_recommended(limit):
+    options = {"sampler_kwargs": {f"max_{limit}": 4000}, "sizes": (SIZES, EDGES)}
+    plan = ShardPlan(2000, sampler=BudgetBatchSampler, world_size=4, **options)
+    arrays = compute_load(plan, by=limit)
+    assert arrays.bound == 4000 and numbers(arrays)["largest possible"].value == "4,000"
+    assert "efficiency if balanced" not in numbers(arrays) and np.isnan(arrays.beside).all()
+    assert "chooses the sizes of its batches" in arrays.beside_note
+
+
+def test_what_is_worse_is_not_recommended():
+    """Batches of a sampler of the user's that all have the same work already."""
+
+    class Even(Dealt):
+        def order(self):
+            return np.array([[i, 799 - i] for i in range(400)]).ravel()
+
+        def __iter__(self):
+            pairs = self.order().reshape(-1, self.num_replicas, 2)
+            return iter(pairs[:, self.rank].tolist())
+
+    sizes = np.arange(1, 801)
+    plan = ShardPlan(800, sampler=Even, world_size=4, batch_size=2, sizes=sizes)
+    arrays = compute_load(plan)
+    assert arrays.efficiency == 1 and np.isnan(arrays.beside_efficiency)
+    assert "efficiency if balanced" not in numbers(arrays)
+    assert arrays.beside_note.startswith("no better than this plan: 0.87")
 
 
 def test_a_sample_says_how_far_it_may_be_off_and_is_refined():

@@ -43,6 +43,15 @@ def test_blocks_of_ranks_keep_the_highest_share():
     assert names.startswith("rank (blocks of 2.03")
 
 
+def test_the_words_are_those_of_what_is_drawn():
+    few = plot_overlap(ShardPlan(40, sampler=RankBlind, world_size=4, batch_size=5)).axes[0]
+    assert few.get_title("left") == "white: the rank itself; numbers: samples that both have"
+    assert len(few.texts) == 12 and not few.collections
+    for sampler, crossed in ((RankBlind, True), (EpochSampler, False)):
+        axes = plot_overlap(ShardPlan(3400, sampler=sampler, world_size=17, batch_size=4)).axes[0]
+        assert ("crosses" in axes.get_title("left")) == crossed == bool(axes.collections)
+
+
 def test_some_pairs_of_many_ranks_say_so():
     plan = ShardPlan(10**8, sampler=EpochSampler, world_size=1024, batch_size=64)
     few = compute_overlap(plan)

@@ -19,7 +19,7 @@ from nvalchemi.notebook.plots.looked_at import (
     in_parts,
     part_of,
 )
-from nvalchemi.sharding.load import LargestBatch, find_largest, ratio_error
+from nvalchemi.sharding.load import LargestBatch, bound_of, find_largest, ratio_error
 from nvalchemi.sharding.samples import SampleSet, summarise
 from nvalchemi.sharding.view import Chosen
 
@@ -61,9 +61,10 @@ class LoadArrays:
     bound : float
         Cost of the costliest samples in one batch.
     beside : float array, shape (T,)
-        Highest work of a rank with BalancedBatchSampler; nan where it was not dealt out.
+        Highest work of a rank with BalancedBatchSampler; nan where it was not dealt out, or is no
+        better.
     beside_efficiency : float
-        nan where it was not dealt out.
+        nan where it was not dealt out, or is no better.
     beside_note : str
         Why not, or in how many steps.
     """
@@ -152,9 +153,12 @@ class Tally:
         if not look.exact:
             error = ratio_error(means, peaks, efficiency, len(look.asked_steps))
         assert self.largest is not None
-        beside = float("nan")
+        beside, note = float("nan"), self.note or f"dealt out in {len(self.dealt_means):,} steps"
         if self.dealt_means:
             beside = float(np.sum(self.dealt_means) / np.nansum(self.dealt))
+        better = beside >= efficiency  # nothing else is worth a look
+        if not better and self.dealt_means:
+            beside, note = float("nan"), f"no better than this plan: {beside:.3f}"
         facts = Facts(
             view="load",
             question=f"Do the ranks have equal work ({self.unit} per step)?",
@@ -177,9 +181,9 @@ class Tally:
             error=error,
             largest=self.largest,
             bound=self.bound(),
-            beside=self.beside_columns(),
+            beside=self.beside_columns() if better else np.full(self.columns, np.nan),
             beside_efficiency=beside,
-            beside_note=self.note or f"dealt out in {len(self.dealt_means):,} steps",
+            beside_note=note,
         )
 
     def beside_columns(self) -> NDArray[np.float64]:
@@ -211,12 +215,7 @@ class Tally:
         ranked = RANKED.setdefault(self.plan.samples, {})
         if self.unit not in ranked:
             ranked[self.unit] = summarise(self.costs)[1]
-        of_largest = ranked[self.unit]
-        budget = getattr(getattr(self.plan.source, "sampler", None), "max_atoms", None)
-        most = of_largest(self.plan.batch_size)
-        if budget is None or self.unit != "atoms":
-            return float(most)
-        return float(min(most, max(float(budget), of_largest(1))))
+        return bound_of(self.plan, self.unit, ranked[self.unit])
 
 
 # Sorting out 1e8 sizes takes longer than a picture: once for all plans of the same samples.
@@ -251,6 +250,9 @@ def build_balanced(plan: "ShardPlan") -> tuple[BalancedBatchSampler | None, str]
     samples, own = plan.samples, getattr(plan.source, "sampler", None)
     if isinstance(own, BalancedBatchSampler):
         return None, "this plan is balanced already"
+    dealing = plan.source.dealing()
+    if dealing is not None and not dealing.even:
+        return None, "the sampler of this plan chooses the sizes of its batches"
     if samples.atoms is None:
         return None, "the atoms of the samples are not known"
     options = {name: plan.sampler_kwargs[name] for name in SHARES if name in plan.sampler_kwargs}

@@ -220,17 +220,19 @@ def draw_matrix(axes: Axes, arrays: OverlapArrays) -> None:
     axes.set_yticks(*spread_ticks(arrays.first_ranks))
     group = len(arrays.ranks) / len(arrays.blocks)
     blocks = "" if group == 1 else f" (blocks of {group:.3g}, the highest share of each)"
-    label(axes, f"rank{blocks}", "rank", "white: the rank itself; crosses: over 10 % shared")
+    words = ["white: the rank itself"] if np.isnan(arrays.blocks).any() else []
     if len(arrays.ranks) <= NUMBERED:
+        words.append("numbers: samples that both have")
         for a, b in np.argwhere(~np.isnan(arrays.blocks)).tolist():
             bright = levels[a, b] == 0 or levels[a, b] >= 4
-            words = f"{arrays.shared[a, b]:,}"
+            number = f"{arrays.shared[a, b]:,}"
             ink = TEXT if bright else EMPTY
-            axes.text(b + 0.5, a + 0.5, words, ha="center", va="center", color=ink, fontsize=7)
-    else:
+            axes.text(b + 0.5, a + 0.5, number, ha="center", va="center", color=ink, fontsize=7)
+    elif (levels >= 5).any():
+        words.append("crosses: over 10 % shared")
         rows, columns = np.nonzero(levels >= 5)
-        if rows.size:
-            axes.scatter(columns + 0.5, rows + 0.5, s=8, marker="x", c=TEXT, linewidths=0.6)
+        axes.scatter(columns + 0.5, rows + 0.5, s=8, marker="x", c=TEXT, linewidths=0.6)
+    label(axes, f"rank{blocks}", "rank", "; ".join(words))
 
 
 def plot_overlap(
