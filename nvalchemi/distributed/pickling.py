@@ -7,7 +7,9 @@ modules travel as wholes; and what would arrive as something else is refused.
 
 from __future__ import annotations
 
+import dis
 import functools
+import inspect
 import io
 import marshal
 import pickle
@@ -39,6 +41,23 @@ _BROKEN = (
     ("tqdm.std", "tqdm"),
 )
 _STREAMS = ("stdin", "stdout", "stderr")
+_BY_NAME = ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")  # how a class's body looks up a global
+
+
+def _see_class_bodies(code: CodeType) -> None:
+    """Let cloudpickle know the globals that bodies of classes in a function use.
+
+    They are looked up as names, and it looks for globals alone. What it finds in a code it keeps,
+    and what is added there it takes for its own.
+    """
+    found = cloudpickle.cloudpickle._extract_code_globals(code)
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            if not const.co_flags & inspect.CO_NEWLOCALS:
+                names = (i for i in dis.get_instructions(const) if i.opname in _BY_NAME)
+                found.update(dict.fromkeys(str(i.argval) for i in names))
+            _see_class_bodies(const)
+            found.update(cloudpickle.cloudpickle._extract_code_globals(const))
 
 
 class Pickler(cloudpickle.Pickler):
@@ -136,6 +155,8 @@ class Pickler(cloudpickle.Pickler):
         as_mark = self._mark_of(obj)
         if as_mark is not None:
             return as_mark
+        if isinstance(obj, FunctionType):
+            _see_class_bodies(obj.__code__)
         reduced = super().reducer_override(obj)
         if not isinstance(reduced, tuple) or len(reduced) != 6:  # not by value
             self.referred.add(getattr(obj, "__module__", None) or "")

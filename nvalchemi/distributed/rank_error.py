@@ -110,13 +110,15 @@ def make_error(first: Call, calls: Sequence[Call]) -> RankError:
     """Return the error to raise for the first failure, with its cause and notes of the others."""
     failure, number = first.failure, first.rank.number
     assert failure is not None
-    text = f"rank {number}: {_STAGES[failure.stage]}{failure.summary}"
+    summary = failure.summary
     gone = [str(call.rank.number) for call in calls if call.has_returned]
     if gone and first.is_echo:
-        text += (
-            f"\n\nrank{'s'[: len(gone) - 1]} {', '.join(gone)} had returned already: a "
+        summary = (
+            f"lost its peer: rank{'s'[: len(gone) - 1]} {', '.join(gone)} had returned already. A "
             "collective needs every rank, and must be called equally often on each"
+            f"\n\n{summary}"
         )
+    text = f"rank {number}: {_STAGES[failure.stage]}{summary}"
     if failure.traceback:
         text += f"\n\nOn rank {number}:\n{failure.traceback.rstrip()}"
     error = RankError(text, number)

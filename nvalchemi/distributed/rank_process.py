@@ -147,8 +147,9 @@ def _main_stack() -> str:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     calls = [(f.f_code, line) for f, line in traceback.walk_stack(frame)]
     lines = [f'  File "{c.co_filename}", line {line} in {c.co_name}' for c, line in calls]
-    dist = sys.modules.get("torch.distributed")
-    met = MEETS_OTHERS if dist is not None and dist.is_initialized() else ""
+    # absent while torch is being imported
+    has_group = getattr(sys.modules.get("torch.distributed"), "is_initialized", bool)
+    met = MEETS_OTHERS if has_group() else ""
     return "\n".join([f"{met}Current thread 0x0 (most recent call first):", *lines, ""])
 
 

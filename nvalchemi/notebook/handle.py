@@ -103,7 +103,7 @@ class LaunchHandle:
                 "or stop()"
             )
         if self.error is not None:
-            raise self.error
+            raise self.error.with_traceback(None)  # where the ranks were awaited tells nothing
         assert self._results is not None
         return self._results
 

@@ -131,6 +131,8 @@ def launch(
     except RankError as error:
         error.args = (with_cell_numbers(str(error)), error.rank)
         raise error.with_traceback(None) from error.__cause__  # where we waited tells nothing
+    except TimeoutError as error:
+        raise TimeoutError(with_cell_numbers(str(error))) from None
     except KeyboardInterrupt:
         count = layout.nprocs
         print(f"launch() was interrupted: {count} rank{'s' if count > 1 else ''} ended")

@@ -321,3 +321,20 @@ def test_a_named_module_runs_on_the_ranks_as_it_is_here(tmp_path):
     (tmp_path / "pack" / "low.py").write_text("FACTOR = 2\ndef factor():\n    return FACTOR\n")
     other = "from rates import Rate\ndef is_rate(x):\n    return type(x) is Rate\n"
     assert run(tmp_path, NAMED, rates=RATES, other=other).endswith("named\n")
+
+
+def test_globals_that_only_the_body_of_an_inner_class_uses_travel(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from nvalchemi.notebook import launch\n"
+        "SMALLEST, KIND = 3, 'energy'\n"
+        "def work():\n"
+        "    class Hook:\n"
+        "        frequency = SMALLEST\n"
+        "        class Inner:\n"
+        "            kind: str = KIND\n"
+        "    return Hook.frequency, Hook.Inner.kind\n"
+        "print(list(launch(work, nprocs=1, output='quiet')))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "[(3, 'energy')]\n", done.stderr

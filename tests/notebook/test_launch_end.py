@@ -74,7 +74,9 @@ def test_ranks_that_had_returned_before_a_collective_are_named():
     with pytest.raises(RankError) as caught:
         launch(_skip_a_collective, nprocs=2, timeout=100)
     assert caught.value.rank == 0
-    assert "rank 1 had returned already: a collective needs every rank" in str(caught.value)
+    assert "rank 0: lost its peer: rank 1 had returned already. A collective needs" in str(
+        caught.value
+    )
 
 
 SCRIPT = """
