@@ -36,6 +36,60 @@ def test_one_rank_alone():
     assert arrays.counts.sum(axis=0).tolist() == [sum(first), len(first) - sum(first)]
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_the_bars_count_what_was_asked_about(exact):
+    """A rank of one data set: of all ranks together, half are of each."""
+
+    class Turns(Dealt):
+        def order(self):
+            return np.arange(160)[:, None].repeat(2, 1).ravel() + np.tile([0, 160], 160)
+
+    plan = ShardPlan([160, 160], sampler=Turns, world_size=2, batch_size=8)
+    for chosen, share in ({"ranks": [0]}, [1, 0]), ({"ranks": [1]}, [0, 1]), ({}, [0.5, 0.5]):
+        axes = plot_composition(plan, exact=exact, **chosen).axes[1]
+        assert [bar.get_width() for bar in axes.patches] == share
+        what = "the ranks and steps chosen" if chosen else "the epoch"
+        assert axes.get_xlabel() == f"share of the samples of {what}"
+    assert compute_composition(plan, ranks=[0]).error.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("lengths", [[240, 80, 12], [100 + j for j in range(30)]])
+def test_the_number_counts_what_the_picture_shows(lengths):
+    """Groups of steps of which a border lies outside of the dotted lines around it."""
+    plan = ShardPlan(lengths, sampler=Dealt, world_size=2, batch_size=8)
+    arrays = compute_composition(plan)
+    axes = plot_composition(plan).axes[0]
+    dotted = [line.get_ydata()[:-1] for line in axes.lines if line.get_linestyle() == ":"]
+    borders = np.cumsum(arrays.shares @ arrays.drawn.T, axis=1)[:, :-1].T
+    assert len(dotted) == 2 * len(borders)
+    low, high = np.array(dotted[::2]), np.array(dotted[1::2])
+    outside = int(((borders < low) | (borders > high)).any(axis=0).sum())
+    number = numbers(arrays)["groups outside the lines"]
+    assert number.value.startswith(f"{outside} of {len(arrays.steps)}, chance ")
+    assert not number.wrong
+
+
+def test_chance_crosses_the_lines_as_often_as_the_number_says():
+    got, said = 0, 0
+    for seed in range(20):
+        options = {"world_size": 2, "batch_size": 8, "sampler_kwargs": {"seed": seed}}
+        arrays = compute_composition(ShardPlan([2400, 800, 100], sampler=Dealt, **options))
+        number = numbers(arrays)["groups outside the lines"]
+        parts = number.value.replace(",", "").split()
+        got, said = got + int(parts[0]), said + int(parts[-1])
+        assert not number.wrong and wrong(arrays) == set()
+    assert abs(got - said) < 4 * said**0.5 and said > 50
+
+
+def test_weights_that_nobody_reads_are_red():
+    """All groups lie a little or far beside what was asked for, none of them more than 5 sigma."""
+    for weights, outside in ([0.4, 0.3, 0.3], True), ([0.69, 0.25, 0.06], False):
+        options = {"world_size": 2, "batch_size": 16, "sampler_kwargs": {"weights": weights}}
+        arrays = compute_composition(ShardPlan([240, 80, 12], sampler=Starving, **options))
+        assert "largest gap (data set 0)" in wrong(arrays) and arrays.off[0]
+        assert ("groups outside the lines" in wrong(arrays)) == outside
+
+
 def test_a_starved_set_is_red_and_named():
     options = {"sampler_kwargs": {"weights": [0.2, 0.8]}}
     plan = ShardPlan([900, 100], sampler=Starving, world_size=2, batch_size=10, **options)
@@ -44,13 +98,14 @@ def test_a_starved_set_is_red_and_named():
     assert numbers(arrays)["starved data sets"].value == "1"
     assert "starved data sets" in wrong(arrays)
     words = [text.get_text() for text in plot_composition(plan).axes[1].texts]
-    assert words[1].startswith("⚠ asked 80.0 %, got 10.0 %") and words[0].startswith("asked 20.0 %")
+    assert words[1].startswith("⚠ asked 80.0 %, got 10.0 %")
+    assert words[0].startswith("⚠ asked 20.0 %, got 90.0 %")
 
 
 def test_stripes_are_red_and_a_shuffle_is_not():
     plan = ShardPlan([640, 640], sampler=Blocks, world_size=4, batch_size=8)
     striped = wrong(compute_composition(plan))
-    assert {"variance (random: 1)", "groups of steps out of band"} <= striped
+    assert {"variance (random: 1)", "groups outside the lines"} <= striped
     for sampler in (None, MultiDatasetSampler, Dealt):
         plan = ShardPlan([640, 640], sampler=sampler, world_size=4, batch_size=8)
         assert wrong(compute_composition(plan)) == set()
@@ -62,7 +117,8 @@ def test_stripes_are_red_and_a_shuffle_is_not():
 def test_the_band_holds_what_was_asked_for(kwargs):
     plan = ShardPlan([9000, 1000], world_size=4, batch_size=8, sampler_kwargs=kwargs)
     arrays = compute_composition(plan)
-    assert "groups of steps out of band" not in wrong(arrays)
+    assert "groups outside the lines" not in wrong(arrays)
+    assert numbers(arrays)["groups outside the lines"].value.startswith("0 of ")
     assert arrays.kind == ("exact" if "samples_per_dataset" in kwargs else "bound")
 
 

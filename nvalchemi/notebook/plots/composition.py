@@ -42,16 +42,13 @@ def draw_composition(arrays: CompositionArrays, figure: Figure | None = None) ->
 
 def groups(arrays: CompositionArrays) -> tuple[list[str], list[str], list[str], NDArray[np.bool_]]:
     """Names, colours and hatches of what is drawn, and which data sets each has, shape (G, D)."""
-    number = len(arrays.asked)
-    member = np.zeros((len(arrays.shown), number), dtype=bool)
-    member[np.arange(len(arrays.shown)), arrays.shown] = True
+    member = arrays.drawn
     names = [f"data set {j}" for j in arrays.shown.tolist()]
     colours = [colour(i) for i in range(len(names))]
     hatches = [hatch(i) for i in range(len(names))]
-    rest = ~member.any(axis=0)
-    if rest.any():
-        member = np.vstack([member, rest])
-        names.append(f"{int(rest.sum())} others")
+    if len(member) > len(arrays.shown):
+        rest = int(member[-1].sum())
+        names.append(f"{rest} other{'s' if rest > 1 else ''}")
         colours.append(LINE)
         hatches.append("||")
     return names, colours, hatches, member
@@ -70,7 +67,7 @@ def draw_ribbon(axes: Axes, arrays: CompositionArrays) -> None:
         )
         edge += float(arrays.asked @ member[j])
         if j + 1 < len(colours):
-            draw_band(axes, places, edge, arrays.band @ member[: j + 1].T.any(axis=1))
+            draw_band(axes, places, edge, arrays.band[:, j])
         lower = upper
     axes.set_xlim(0, len(shares))
     axes.set_ylim(0, 1)
@@ -105,11 +102,12 @@ def draw_shares(axes: Axes, arrays: CompositionArrays) -> None:
     axes.set_yticks(places, names)
     ticks = np.linspace(0, top, 4)
     axes.set_xticks(ticks, [percent(float(tick)) for tick in ticks])
-    label(axes, "share of the samples of the epoch", "", "bar: realised, line: asked")
+    what = "the epoch" if arrays.whole else "the ranks and steps chosen"
+    label(axes, f"share of the samples of {what}", "", "bar: realised, line: asked")
 
 
 def wrongs(arrays: CompositionArrays, member: NDArray[np.bool_]) -> list[bool]:
-    return [bool((row & arrays.starved).any()) for row in member]
+    return [bool((row & (arrays.starved | arrays.off)).any()) for row in member]
 
 
 def share_words(arrays: CompositionArrays, member: NDArray[np.bool_]) -> list[str]:

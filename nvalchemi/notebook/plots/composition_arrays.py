@@ -1,5 +1,6 @@
 """Which data sets the batches are of: share by step, asked and realised, where each first comes."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,13 +18,17 @@ from nvalchemi.notebook.plots.looked_at import (
     in_parts,
     part_of,
 )
-from nvalchemi.sharding.check import FAR, SIGMAS, STRIPES
+from nvalchemi.sharding.check import FAR, STRIPES
 from nvalchemi.sharding.composition import (
+    SIGMAS,
     SpreadKind,
     asked_shares,
     batch_spread,
     count_rows,
     epoch_counts,
+    explained_gap,
+    random_spread,
+    wished_shares,
 )
 from nvalchemi.sharding.view import Chosen
 
@@ -33,6 +38,9 @@ if TYPE_CHECKING:
 COLUMNS = 96
 SHOWN = 6  # data sets that have a colour of their own
 SCANNED = 2**15  # draws at the beginning that are searched for each data set
+LINES = 2.0  # standard deviations at which a line is drawn
+TRIALS = 64  # random orders that tell how often chance crosses the lines
+RARE = 1e-4  # so seldom that it is not put down to chance
 
 
 @dataclass(frozen=True)
@@ -46,18 +54,22 @@ class CompositionArrays:
         First step of each group.
     counts : int64 array, shape (T, D)
         Samples of each data set in each group, of the ranks looked at.
-    band : float array, shape (T, D)
-        How far the share of a group may be from `asked`: the most that the rule allows, or two
-        standard deviations of a random draw.
+    band : float array, shape (T, G - 1)
+        How far each border between two of the G that are `drawn` may be from where it was asked
+        for: the most that the rule allows, or two standard deviations of a random draw.
     kind : {"exact", "bound", "standard deviation"}
     asked, realised, error : float arrays, shape (D,)
-        Shares asked for, and in the whole epoch, with its standard error (0 where it is counted).
+        Shares asked for, and in what was asked about, with its standard error (0 where counted).
+    whole : bool
+        Whether that is the epoch, or only some ranks or steps of it.
     first : int64 array, shape (D,)
         First step at which each comes; -1 where it was not found.
     searched : int
         Steps that were searched for it.
     starved : bool array, shape (D,)
         Asked for, and less than half of that.
+    off : bool array, shape (D,)
+        Further from what was asked for than chance and rounding explain.
     shown : int64 array
         Data sets with a colour of their own; the others are drawn together.
     """
@@ -70,10 +82,17 @@ class CompositionArrays:
     asked: NDArray[np.float64]
     realised: NDArray[np.float64]
     error: NDArray[np.float64]
+    whole: bool
     first: Indices
     searched: int
     starved: NDArray[np.bool_]
+    off: NDArray[np.bool_]
     shown: Indices
+
+    @property
+    def drawn(self) -> NDArray[np.bool_]:
+        """Data sets of each colour, shape (G, D)."""
+        return drawn_sets(self.shown, len(self.asked))
 
     @property
     def shares(self) -> NDArray[np.float64]:
@@ -87,6 +106,7 @@ class Tally:
 
     def __init__(self, plan: "ShardPlan", look: LookedAt) -> None:
         self.plan, self.look = plan, look
+        self.wished = wished_shares(plan) is not None
         self.total, self.method = epoch_counts(plan, look.epoch)
         self.asked = asked_shares(plan)  # of this epoch: `epoch_counts` has told the sampler
         number = len(self.asked)
@@ -112,28 +132,40 @@ class Tally:
         self.squares += ((rows - sizes * share) ** 2).sum(axis=(0, 1))
         self.variances += (sizes * share * (1 - share)).sum(axis=(0, 1))
 
+    @property
+    def whole(self) -> bool:
+        """Whether all of the epoch was asked about, and is counted: not the draws looked at."""
+        return self.look.whole and self.method != "sampled"
+
+    def counted(self) -> Indices:
+        return self.total if self.whole else self.counts.sum(axis=0)
+
     def realised(self) -> NDArray[np.float64]:
-        counts = self.counts.sum(axis=0) if self.method == "sampled" else self.total
+        counts = self.counted()
         shares: NDArray[np.float64] = counts / max(1, counts.sum())
         return shares
+
+    def ratio(self) -> float:
+        return float(self.squares.sum() / self.variances.sum()) if self.variances.any() else 0.0
 
     def arrays(self, done: int) -> CompositionArrays:
         look = part_of(self.look, done)
         realised, drawn = self.realised(), max(1, int(self.counts.sum()))
-        sampled = self.method == "sampled" and not (look.exact and look.whole)
+        sampled = not self.whole and not look.exact
         error = np.sqrt(realised * (1 - realised) / drawn) * sampled
-        counted = drawn if self.method == "sampled" else int(self.total.sum())
-        starved = starved_sets(self.asked, realised, counted)
-        band = self.band()
+        starved = starved_sets(self.asked, realised, int(self.counted().sum()))
+        off = self.off()
+        shown = choose_sets(self.asked, realised, starved | off)
+        band = self.band(shown)
         worst = float(np.sqrt(0.25 / drawn))
         facts = Facts(
             view="composition",
             question="Is each batch mixed as asked?",
-            look_for="Look for: shares that leave their band, stripes (batches of one data set), "
+            look_for="Look for: borders that leave their lines, stripes (batches of one data set), "
             "drift, a data set that comes late or never.",
             exact=look.exact,
             truth=look.truth(f"shares ± {percent(worst)}"),
-            numbers=self.numbers(band, realised, starved),
+            numbers=self.numbers(shown, band, starved, off),
             plan=plan_line(self.plan, look.epoch),
         )
         return CompositionArrays(
@@ -145,49 +177,83 @@ class Tally:
             asked=self.asked,
             realised=realised,
             error=error,
+            whole=look.whole,
             first=self.first,
             searched=self.searched,
             starved=starved,
-            shown=choose_sets(self.asked, realised, starved),
+            off=off,
+            shown=shown,
         )
 
-    def band(self) -> NDArray[np.float64]:
-        """Of the shares of each column."""
+    def off(self) -> NDArray[np.bool_]:
+        """As the check of a plan: where shares were asked for, and chance does not explain it."""
+        counts = self.counted()
+        explained = explained_gap(
+            self.plan, self.look.epoch, self.asked, counts, self.whole, self.ratio()
+        )
+        off: NDArray[np.bool_] = np.abs(counts - self.asked * counts.sum()) > explained
+        return off & self.wished
+
+    def band(self, shown: Indices) -> NDArray[np.float64]:
+        """Of the borders in each column."""
+        below = sets_below(shown, len(self.asked))
         drawn = np.maximum(1, self.counts.sum(axis=1))[:, None]
         if self.kind == "standard deviation":
-            of_one = self.spread / np.sqrt(self.plan.batch_size)
-            random: NDArray[np.float64] = 2 * of_one / np.sqrt(drawn)
+            size = self.plan.batch_size
+            share = np.clip(below @ self.asked, 0, 1)
+            of_one = random_spread(self.plan, share, size) / np.sqrt(size)
+            random: NDArray[np.float64] = LINES * of_one / np.sqrt(drawn)
             return random
         # batches of all ranks in one step are one run of positions, others are runs by themselves
         steps = len(self.look.steps)
         runs = self.batches
         if len(self.look.ranks) == self.plan.world_size:
             runs = np.bincount(np.arange(steps) * self.columns // steps, minlength=self.columns)
-        bound: NDArray[np.float64] = self.spread * runs[:, None] / drawn
+        # what one side of a border has too much, the other one has too little
+        spread = np.minimum(below @ self.spread, ~below @ self.spread)
+        bound: NDArray[np.float64] = spread * runs[:, None] / drawn
         return bound
 
+    def outside(self, shown: Indices, band: NDArray[np.float64]) -> Number:
+        """Groups of steps with a border outside of its lines, beside what chance would do."""
+        here = self.counts.sum(axis=1) > 0
+        counts, band, below = self.counts[here], band[here], sets_below(shown, len(self.asked))
+        drawn = counts.sum(axis=1)
+        gap = np.abs(counts @ below.T / drawn[:, None] - below @ self.asked)
+        name, columns = "groups outside the lines", len(counts)
+        if self.kind != "standard deviation":
+            last = (
+                np.arange(columns) == columns - 1
+            )  # may have a short step, and be off by a sample
+            out = (gap > band + (last / drawn)[:, None] + 1e-9).any(axis=1)
+            return Number(name, f"{out.sum()} of {columns}", bool(out.any()))
+        number = int((gap > band).any(axis=1).sum())
+        random = np.random.default_rng(0).multinomial(drawn, self.asked, (TRIALS, columns))
+        crossed = np.abs(random @ below.T / drawn[:, None] - below @ self.asked) > band
+        expected = float(crossed.any(axis=2).sum() / TRIALS)
+        far = (gap > SIGMAS / LINES * band + 1 / drawn[:, None]).any()
+        rare = at_least(number, columns, expected / columns) < RARE
+        return Number(name, f"{number} of {columns}, chance {expected:.0f}", bool(far or rare))
+
     def numbers(
-        self, band: NDArray[np.float64], realised: NDArray[np.float64], starved: NDArray[np.bool_]
+        self,
+        shown: Indices,
+        band: NDArray[np.float64],
+        starved: NDArray[np.bool_],
+        off: NDArray[np.bool_],
     ) -> tuple[Number, ...]:
-        drawn = self.counts.sum(axis=1)
-        shares = self.counts[drawn > 0] / drawn[drawn > 0, None]
-        allowed = band[drawn > 0]
-        if self.kind == "standard deviation":
-            allowed = allowed / 2 * SIGMAS
-        # the last step may be short: then its share may be off by a sample
-        outside = (np.abs(shares - self.asked) > allowed + 1 / drawn[drawn > 0, None]).any(axis=1)
-        far = int(np.abs(realised - self.asked).argmax())
-        off = float(realised[far] - self.asked[far])
-        variance = float(self.squares.sum() / self.variances.sum()) if self.variances.any() else 0.0
+        gaps = self.realised() - self.asked
+        far = int(np.abs(np.where(off, gaps, 0) if off.any() else gaps).argmax())
+        gap, variance = float(gaps[far]), self.ratio()
         missing = int(((self.first < 0) & (self.asked > 0)).sum())
         return (
             Number("starved data sets", str(int(starved.sum())), bool(starved.any())),
             Number(
                 f"largest gap (data set {far})",
-                f"{'+' if off >= 0 else '-'}{percent(abs(off))}",
-                bool(starved[far]),
+                f"{'+' if gap >= 0 else '-'}{percent(abs(gap))}",
+                bool(starved[far] or off[far]),
             ),
-            Number("groups of steps out of band", f"{outside.sum()}", bool(outside.any())),
+            self.outside(shown, band),
             Number("variance (random: 1)", f"{variance:.2f}", variance > STRIPES),
             Number("ranks mixed otherwise", str(self.ranks_off()), self.ranks_off() > 0),
             Number(
@@ -204,6 +270,24 @@ class Tally:
         off = np.abs(got - expected)
         wrong = (off > FAR * expected) & (off > SIGMAS * np.sqrt(np.maximum(expected, 1)))
         return int(wrong.any(axis=1).sum())
+
+
+def at_least(number: int, of: int, part: float) -> float:
+    """Probability of so many or more, where each has probability `part`."""
+    return sum(math.comb(of, k) * part**k * (1 - part) ** (of - k) for k in range(number, of + 1))
+
+
+def drawn_sets(shown: Indices, number: int) -> NDArray[np.bool_]:
+    """Which data sets each colour stands for, (G, D): one each, and the others together."""
+    drawn = np.arange(number) == shown[:, None]
+    rest = ~drawn.any(axis=0)
+    return np.vstack([drawn, rest]) if rest.any() else drawn
+
+
+def sets_below(shown: Indices, number: int) -> NDArray[np.bool_]:
+    """Which data sets are below each border of the colours, (G - 1, D)."""
+    below: NDArray[np.bool_] = np.logical_or.accumulate(drawn_sets(shown, number))[:-1]
+    return below
 
 
 def starved_sets(
@@ -233,10 +317,10 @@ def look_starts(steps: Indices, groups: int) -> Indices:
 
 
 def choose_sets(
-    asked: NDArray[np.float64], realised: NDArray[np.float64], starved: NDArray[np.bool_]
+    asked: NDArray[np.float64], realised: NDArray[np.float64], wrong: NDArray[np.bool_]
 ) -> Indices:
-    """Starved data sets, then the largest ones."""
-    order = np.lexsort((-asked, ~starved))
+    """Data sets with a wrong share, then the largest ones."""
+    order = np.lexsort((-asked, ~wrong))
     return np.sort(order[: SHOWN if len(order) > SHOWN + 1 else SHOWN + 1])
 
 
