@@ -29,8 +29,8 @@ def _losses(run: Run) -> Iterator[Finding]:
         first = int(steps[broken.argmax()])
         yield Finding(
             "error",
-            f"The loss is not finite in {int(broken.sum()):,} of {len(steps):,} lines, first at "
-            f"step {first:,}.",
+            f"The loss is not finite in {int(broken.sum()):,} of {len(steps):,} "
+            f"line{'s' if len(steps) > 1 else ''}, first at step {first:,}.",
             "Try a learning rate of a tenth, and look for a label that is not finite.",
             {"check": "finite loss", "step": first},
         )

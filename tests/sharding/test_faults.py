@@ -143,10 +143,8 @@ def test_shares_that_chance_and_rounding_explain():
     class Weighted(IgnoresWeights):
         def order(self):
             draw = np.random.default_rng([self.seed, self.epoch])
-            return (
-                np.where(draw.random(self.size) < 0.4, draw.integers(0, 240, self.size), 240)
-                + draw.integers(0, 80, self.size) * 0
-            )
+            own = [draw.integers(0, 240, self.size), draw.integers(240, 320, self.size)]
+            return np.where(draw.random(self.size) < 0.4, *own)
 
     asked = {"sampler_kwargs": {"weights": [0.4, 0.6]}, "world_size": 3}
     for sampler, batch_size in [(Weighted, 7), (None, 1), (None, 7), (MultiDatasetSampler, 16)]:
