@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from plot_cases import Blocks, Dealt, Starving, drawn, numbers, samples, wrong
 
-from nvalchemi.data.datapipes import EpochSampler, MultiDatasetSampler
+from nvalchemi.data.datapipes import BalancedBatchSampler, EpochSampler, MultiDatasetSampler
 from nvalchemi.notebook.plots import plot_composition, plot_coverage
 from nvalchemi.notebook.plots.composition import compute_composition, refine_composition
 from nvalchemi.notebook.plots.coverage import compute_coverage, refine_coverage
@@ -67,6 +67,15 @@ def test_the_number_counts_what_the_picture_shows(lengths):
     number = numbers(arrays)["groups outside the lines"]
     assert number.value.startswith(f"{outside} of {len(arrays.steps)}, chance ")
     assert not number.wrong
+
+
+def test_one_rank_of_a_balanced_step_has_no_bound_of_its_own():
+    options = {"world_size": 3, "batch_size": 10, "sampler_kwargs": {"weights": [0.45, 0.55]}}
+    sizes = np.random.default_rng(0).integers(5, 80, 648)
+    plan = ShardPlan([135, 513], sampler=BalancedBatchSampler, sizes=sizes, **options)
+    assert compute_composition(plan).kind == "bound"
+    one = compute_composition(plan, ranks=[0])
+    assert one.kind == "standard deviation" and wrong(one) == set()
 
 
 def test_chance_crosses_the_lines_as_often_as_the_number_says():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from nvalchemi.data.datapipes.balanced import BalancedBatchSampler
 from nvalchemi.data.datapipes.order import Indices
 from nvalchemi.notebook.plots.facts import Facts, Number, percent, plan_line
 from nvalchemi.notebook.plots.looked_at import (
@@ -117,6 +118,9 @@ class Tally:
         self.squares = np.zeros(number)  # of the batches' deviations from the share asked for
         self.variances = np.zeros(number)
         self.spread, self.kind = batch_spread(plan, self.asked, float(plan.batch_size))
+        if isinstance(getattr(plan.source, "sampler", None), BalancedBatchSampler):
+            if self.kind == "bound" and len(look.ranks) < plan.world_size:
+                self.kind = "standard deviation"  # it deals a step out by size: no rule for a rank
         self.first, self.searched = first_steps(plan, look, self.asked)
 
     def add(self, places: Indices) -> None:
