@@ -226,12 +226,24 @@ class TrainingMonitor:
             return False
         try:
             is_new = any([run.refresh() for run in self.runs])
+            self._tell_end()
             self.standings = self._stand()
             self.error = None
         except Exception as problem:  # files of others, which say something else by the same names
             self.error = _not_understood(self.runs, problem)
             return False
         return is_new
+
+    def _tell_end(self) -> None:
+        """What the launch knows wins: its ranks may have been killed before they wrote it."""
+        if self.handle is None or self.handle.running or not self.runs:
+            return
+        run = self.runs[0]
+        began = time.time() - (time.monotonic() - self.handle._began)
+        # a session from before this launch is not its work
+        if run.launch_end is None and run.sessions and run.sessions[-1].time >= began:
+            run.launch_end, self._is_stale = self.handle.state, True
+            run.refresh()
 
     def _follow(self) -> None:
         """Look again soon, by the event loop of the kernel; scripts have none."""
@@ -262,7 +274,8 @@ class TrainingMonitor:
 
     def _stand(self) -> list[Standing]:
         launch = [] if self.handle is None else [standing_of_launch(self.handle)]
-        return [*launch, *(standing_of(r, name) for r, name in zip(self.runs, self._names))]
+        handles = [self.handle, *[None] * len(self.runs)]  # the launch makes the first run
+        return launch + [standing_of(*one) for one in zip(self.runs, self._names, handles)]
 
     def _write_top(self) -> None:
         if self.error is not None:

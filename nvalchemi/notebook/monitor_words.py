@@ -1,12 +1,8 @@
 """What a monitor says in words: where each run stands, what its ranks do, what is wrong."""
 
 import html
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
 
 import numpy as np
 
@@ -15,12 +11,10 @@ from nvalchemi.notebook.front_end import CONTROL
 from nvalchemi.notebook.handle import LaunchHandle
 from nvalchemi.notebook.run import Run
 from nvalchemi.notebook.run_health import of_late
-from nvalchemi.notebook.run_state import duration
-from nvalchemi.training.hooks.run_files import METRICS, STATUS
+from nvalchemi.notebook.run_state import duration, in_place_of
 
 MOST_RANKS = 16  # in the table: those that are the furthest behind
 _LINE = 120  # letters of what a rank has printed last
-_LOOK = 200  # entries of a folder that is no run
 # a sign beside the word beside the colour (Okabe and Ito's), each enough by itself
 SIGNS = {
     "waiting": ("…", "#7F7F7F"),
@@ -65,11 +59,13 @@ class Standing:
         )
 
 
-def standing_of(run: Run, name: str) -> Standing:
-    """State, steps, time left and last loss of a run."""
+def standing_of(run: Run, name: str, handle: LaunchHandle | None = None) -> Standing:
+    """State, steps, time left and last loss of a run; ``handle`` is that of its launch."""
     parts = [f"{name}: {run.state.sentence}" if name else run.state.sentence]
     if run.state.name == "waiting":
-        return Standing("waiting", f"{parts[0]}{_instead(run.folder)}")
+        if handle is not None and not handle.running:
+            return _never_written(run, handle)
+        return Standing("waiting", f"{parts[0]}{in_place_of(run.folder)}")
     progress = run.progress
     if progress is not None and run.state.name != "done":
         parts.append(f"{progress:.0%}")
@@ -92,33 +88,25 @@ def standing_of_launch(handle: LaunchHandle) -> Standing:
     """State of the launch, with the first line of the error."""
     ranks = f"{handle.nprocs} rank{'s'[: handle.nprocs - 1]}"
     words = f"launch of {ranks}: {handle.state}, {duration(handle.seconds)}"
-    if handle.state == "failed":
-        said = str(handle.error).strip() or type(handle.error).__name__
-        words += f": {_shortened(said.splitlines()[0], 2 * _LINE)}"
+    return Standing(handle.state, f"{words}{_why(handle)}")
+
+
+def _why(handle: LaunchHandle) -> str:
+    """The first line of the error of a launch that has failed."""
+    if handle.state != "failed":
+        return ""
+    said = str(handle.error).strip() or type(handle.error).__name__
+    return f": {_shortened(said.splitlines()[0], 2 * _LINE)}"
+
+
+def _never_written(run: Run, handle: LaunchHandle) -> Standing:
+    """Nothing will come any more."""
+    if handle.state == "done":
+        how = f"the launch is done, and {run.folder} holds no run{in_place_of(run.folder)}"
+        return Standing("lost", how)
+    ended = "has failed" if handle.state == "failed" else "was stopped"
+    words = f"the launch {ended} before a run was written to {run.folder}{_why(handle)}"
     return Standing(handle.state, words)
-
-
-def _instead(folder: Path) -> str:
-    """What is to be done where there is no run, and what there is in its place."""
-    how = "RunFolder(folder) among the hooks of the strategy writes one"
-    entries: list[os.DirEntry[str]] = []
-    with suppress(OSError), os.scandir(folder) as found:
-        entries = sorted(islice(found, _LOOK), key=lambda entry: entry.name)
-    runs = [entry.name for entry in entries if _is_run(Path(entry.path))]
-    if runs:
-        return f"; there are runs in its folders {_listed(runs)}"
-    if entries:
-        return f", but {_listed([entry.name for entry in entries])}; {how}"
-    return f"; {how}"
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / STATUS).is_file() or (folder / METRICS).is_file()
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
 @dataclass(frozen=True)

@@ -150,6 +150,8 @@ class Run:
         self.config: dict[str, Any] = {}
         self._status: dict[str, Any] = {}
         self._config_changed = 0.0
+        self.launch_end: str | None = None  # state of the launch, told by who has its handle
+        self.state: RunState
         self._metrics = Tail(self.folder / METRICS)
         self._tails: dict[int, Tail] = {}
         self._start_anew()
@@ -171,11 +173,11 @@ class Run:
         self._read_metrics()
         self._read_ranks()
         self._read_config()
-        self._status = read_whole(self.folder / STATUS) or self._status
-        self.state: RunState = state_of(self.folder, self._status, self._ends)
-        if self.state.is_lost:  # it may have ended between the two looks
+        for _ in range(2):  # it may have ended between the two looks
             self._status = read_whole(self.folder / STATUS) or self._status
-            self.state = state_of(self.folder, self._status, self._ends)
+            self.state = state_of(self.folder, self._status, self._ends, self.launch_end)
+            if not self.state.is_lost:
+                break
         now = (len(self._losses), len(self._validations), str(self._status))
         return now != before or work != sum(len(columns) for columns in self._work.values())
 

@@ -1,14 +1,19 @@
 """Whether a run goes on, and if not, why: told from what it last wrote and from its process."""
 
+import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from nvalchemi.training.hooks.run_files import process_start
+from nvalchemi.training.hooks.run_files import METRICS, STATUS, process_start
 
+_LOOK = 200  # entries of a folder that is no run
 _QUIET = 15.0  # s without a word after which it is said; the status is written twice a second
 
 
@@ -38,9 +43,16 @@ class RunState:
 
 
 def state_of(
-    folder: Path, status: Mapping[str, Any], ends: Mapping[int, Mapping[str, Any]]
+    folder: Path,
+    status: Mapping[str, Any],
+    ends: Mapping[int, Mapping[str, Any]],
+    launch_end: str | None = None,
 ) -> RunState:
-    """The state from status.json and from the last lines of the ranks that have ended."""
+    """The state from status.json and from the last lines of the ranks that have ended.
+
+    ``launch_end`` is how the launch has ended that wrote them, where that is known: its ranks may
+    have been killed before they could write it.
+    """
     if not status:
         missing = "has no run yet" if folder.is_dir() else "is not there yet"
         return RunState("waiting", f"waiting: {folder} {missing}")
@@ -51,6 +63,8 @@ def state_of(
         for rank, end in sorted(ends.items())
         if end.get("end") == "failed" and end.get("session") == status.get("session")
     ]
+    if name == "running" and launch_end is not None and not (failed and launch_end == "failed"):
+        return RunState(launch_end, f"{launch_end} {at}, as its launch tells")
     if failed and name in ("running", "failed"):
         # a rank that failed by itself knows more than one that was told, or killed for it
         errors = {rank: str(ends[rank].get("error")) for rank in failed}
@@ -111,6 +125,38 @@ def _is_about_another(error: str) -> bool:
 def _steps(status: Mapping[str, Any]) -> str:
     total = status.get("steps")
     return f"{status.get('step')}" if total is None else f"{status.get('step')} of {total}"
+
+
+def in_place_of(folder: Path) -> str:
+    """What is to be done where there is no run, and what there is in its place."""
+    how = "RunFolder(folder) among the hooks of the strategy writes one"
+    if not folder.exists():
+        beside = [name for name in _entries(folder.parent) if _is_run(folder.parent / name)]
+        if not beside:
+            return f"; {how}"
+        close = get_close_matches(folder.name, beside, n=3, cutoff=0.5)
+        listed = _listed([*close, *(name for name in beside if name not in close)])
+        return f"; beside it there are the runs {listed}; {how}"
+    names = _entries(folder)
+    runs = [name for name in names if _is_run(folder / name)]
+    if runs:
+        return f"; there are runs in its folders {_listed(runs)}"
+    return f", but {_listed(names)}; {how}" if names else f"; {how}"
+
+
+def _entries(folder: Path) -> list[str]:
+    with suppress(OSError), os.scandir(folder) as found:
+        return sorted(entry.name for entry in islice(found, _LOOK))
+    return []
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / STATUS).is_file() or (folder / METRICS).is_file()
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
 def duration(seconds: float) -> str:

@@ -242,6 +242,8 @@ def test_files_that_are_cut_off_or_of_others_are_told(tmp_path):
     ("what", "sentence"),
     [
         ("missing", "missing is not there yet; RunFolder(folder) among the hooks"),
+        ("foldr", "foldr is not there yet; RunFolder(folder) among the hooks"),
+        ("folder/iner", "iner is not there yet; beside it there are the runs inner; RunFolder"),
         ("folder", "folder has no run yet; there are runs in its folders inner"),
         ("others", "others has no run yet, but a.txt; RunFolder"),
         ("others/a.txt", "is a file: give the folder"),
@@ -280,6 +282,62 @@ def test_a_handle_alone_shows_states_and_says_how_to_get_curves():
     assert "TrainingMonitor(folder, handle=handle)" in text
     assert "TrainingMonitor(folder, handle=handle)" in monitor._repr_mimebundle_()["text/html"]
     assert "give the run folder first" in repr(TrainingMonitor(handle, compare=["a"]))
+
+
+def killed(folder: str, state: str, wait: float) -> None:
+    """What a rank leaves that was killed: a status that says that it runs."""
+    if os.environ["RANK"] == "0":
+        write_run(Path(folder), [3.0, 2.0], state="running", pid=1, pid_start=-1.0)
+        for name in ("metrics.jsonl", "rank0.jsonl", "rank1.jsonl"):
+            path = Path(folder) / name
+            path.write_text(path.read_text().replace('"time": 0.0', f'"time": {time.time()}'))
+    if state == "failed":
+        raise OSError("no more")
+    time.sleep(wait)
+
+
+@pytest.mark.parametrize("state", ["stopped", "failed", "done"])
+def test_how_the_launch_ended_wins_over_a_status_that_says_running(tmp_path, state):
+    folder = tmp_path / "run"
+    wait = 60.0 if state == "stopped" else 0.0
+    handle = launch(killed, str(folder), state, wait, nprocs=2, block=False, output="quiet")
+    monitor = TrainingMonitor(folder, handle=handle)
+    if state == "stopped":
+        while not (folder / "status.json").exists():
+            time.sleep(0.05)
+        handle.stop()
+    monitor.wait(60)
+    assert handle.state == state
+    assert f"{state} at step 2 of 2, as its launch tells" in repr(monitor)
+    assert "lost" not in [standing.state for standing in monitor.standings]
+    assert "is gone" not in repr(monitor) and monitor._pane.arrays.runs[0].state == state
+    assert TrainingMonitor(folder).runs[0].state.is_lost  # nobody else can know
+
+
+def test_a_run_from_before_the_launch_is_not_its_work(tmp_path):
+    folder = write_run(tmp_path / "run", [1.0], state="running", pid_start=-1.0)
+    handle = launch(wait_a_little, nprocs=2, block=False, output="quiet")
+    monitor = TrainingMonitor(folder, handle=handle)
+    monitor.wait(60)
+    assert monitor.runs[0].state.is_lost
+
+
+def fail_early() -> None:
+    raise OSError("no such data\nand more")
+
+
+def test_a_launch_that_failed_before_the_folder_is_told(tmp_path):
+    handle = launch(fail_early, nprocs=2, block=False, output="quiet")
+    monitor = TrainingMonitor(tmp_path / "run_c", handle=handle)
+    monitor.wait(60)
+    own = str(monitor.standings[1])
+    assert own.startswith("✖ the launch has failed before a run was written to ")
+    assert "run_c: rank " in own and "no such data" in own and "and more" not in own
+    assert "waiting" not in repr(monitor)
+    handle = launch(wait_a_little, nprocs=2, block=False, output="quiet")
+    monitor = TrainingMonitor(tmp_path / "run_c", handle=handle)
+    monitor.wait(60)
+    assert "the launch is done, and " in repr(monitor) and "RunFolder(folder)" in repr(monitor)
 
 
 def test_of_many_ranks_those_furthest_behind_are_listed(tmp_path):

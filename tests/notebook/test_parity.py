@@ -12,7 +12,7 @@ from nvalchemi.data.datapipes import DataLoader, InMemoryDataset, MultiDataset
 from nvalchemi.models import MLPPotential
 from nvalchemi.notebook.export import png
 from nvalchemi.notebook.plots import parity
-from nvalchemi.notebook.plots.parity_arrays import POINTS
+from nvalchemi.notebook.plots.parity_arrays import POINTS, milli
 from nvalchemi.notebook.plots.parity_figure import compute_parity, draw_parity
 from nvalchemi.training import (
     EnergyMSELoss,
@@ -220,6 +220,40 @@ def test_the_picture_has_units_and_the_same_bytes():
     before = png(figure)
     assert png(draw_parity(arrays, figure)) == before == png(draw_parity(arrays))
     assert "energy MAE" in figure.get_label()
+
+
+@pytest.mark.parametrize(
+    "value, said",
+    [
+        (0.0, "0"),
+        (1.0996, "1100"),
+        (0.5752, "575"),
+        (0.0123, "12.3"),
+        (0.009999, "10.0"),
+        (0.0012345, "1.23"),
+        (1.2345e-5, "0.012"),
+        (1.2e-9, "1.2e-6"),
+        (1.2e9, "1.2e12"),
+        (math.nan, "-"),
+        (math.inf, "inf"),
+    ],
+)
+def test_errors_are_fixed_point_numbers_of_at_most_six_letters(value, said):
+    assert milli(value) == said and len(said) <= 6
+
+
+def test_the_words_of_the_table_do_not_touch():
+    batch = structures(20)
+    predicted = {name: values * 200 for name, values in predictions(batch).items()}
+    other = structures(5, 1)
+    pairs = {"molecules of a long name": (predicted, batch), "b": (predictions(other), other)}
+    arrays = compute_parity(pairs)
+    assert arrays.facts.look_for.startswith("Look for: ")
+    figure = draw_parity(arrays)
+    figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in figure.axes[2].texts]
+    touching = [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
+    assert not touching
 
 
 @pytest.mark.parametrize(

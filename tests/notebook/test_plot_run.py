@@ -152,7 +152,7 @@ def test_a_figure_is_drawn_again_as_if_it_were_new(tmp_path):
     first = write_run(tmp_path / "a", [1000.0, 1.0], validation=[(2, 1.0)])
     second = write_run(tmp_path / "b", [3.0, 2.5], ranks=1)
     figure = plot_run([first, second])
-    for runs in (tmp_path / "none", first, second):
+    for runs in (Run(tmp_path / "none"), first, second):
         assert png(plot_run(runs, figure=figure)) == png(plot_run(runs))
 
 
@@ -166,11 +166,45 @@ def test_a_run_that_grows_is_read_on(tmp_path):
 
 
 def test_a_folder_that_is_not_there_yet_is_a_sentence(tmp_path):
-    figure = plot_run(tmp_path / "later")
+    figure = plot_run(Run(tmp_path / "later"))
     words = [text.get_text() for text in figure.axes[0].texts]
     assert "is not there yet" in " ".join(words).replace("\n", " ")
-    texts = bundle(figure, compute_run(tmp_path / "later").facts.numbers)
+    texts = bundle(figure, compute_run(Run(tmp_path / "later")).facts.numbers)
     assert "waiting" in texts["text/html"] and "waiting" in texts["text/plain"]
+
+
+def test_a_mistyped_path_is_refused_with_the_runs_that_are_there(tmp_path):
+    for name in ("alpha", "beta", "gamma", "run_b"):
+        write_run(tmp_path / name, [1.0])
+    with pytest.raises(
+        FileNotFoundError, match="run_a is not there; beside it there are the runs "
+    ):
+        plot_run(tmp_path / "run_a")
+    with pytest.raises(FileNotFoundError, match="run_b, alpha, beta and 1 more"):
+        plot_run([tmp_path / "alpha", tmp_path / "run_a"])
+    with pytest.raises(FileNotFoundError, match=r"nowhere/run is not there; RunFolder\(folder\)"):
+        plot_run(tmp_path / "nowhere" / "run")
+
+
+def test_legends_lie_beside_the_panels(tmp_path):
+    figure = plot_run(write_run(tmp_path / "run", [3.0, 2.0, 1.0], ranks=9, validation=[(2, 5.0)]))
+    figure.canvas.draw()
+    boxes = {axes: axes.get_window_extent() for axes in figure.axes}
+    legends = [axes.get_legend() for axes in figure.axes if axes.get_legend()]
+    assert len(legends) == 2
+    for legend in legends:
+        place = legend.get_window_extent()
+        assert not any(place.overlaps(box.padded(-1)) for box in boxes.values())
+        assert not any(
+            place.overlaps(t.get_window_extent()) for axes in boxes for t in axes.get_yticklabels()
+        )
+
+
+def test_lags_are_points_and_the_line_below_the_title_says_what_to_look_for(tmp_path):
+    figure = plot_run(write_run(tmp_path / "run", [3.0, 2.0, 1.0], ranks=3))
+    lag = next(axes for axes in figure.axes if axes.get_label() == "run: lag")
+    assert [line.get_linestyle() for line in lag.lines] == ["None"]
+    assert compute_run(tmp_path / "run").facts.look_for.startswith("Look for: ")
 
 
 def test_what_is_no_run_is_refused(tmp_path):

@@ -307,8 +307,8 @@ def _facts(
     return Facts(
         view="parity",
         question="How far are predictions from their references?",
-        look_for="points away from the line, a data set or an element with larger errors than the "
-        "others; an element's energies are those of structures that contain it",
+        look_for="Look for: points off the line, data sets or elements with larger errors (an "
+        "element has the energies of the structures that contain it)",
         exact=True,
         truth=f"exact: all {len(energy.reference):,} energies and {len(forces.reference):,} force "
         "components that have a label",
@@ -318,5 +318,13 @@ def _facts(
 
 
 def milli(value: float) -> str:
-    """An error in thousandths of its unit."""
-    return "-" if np.isnan(value) else f"{1000 * value:.3g}"
+    """An error in thousandths of its unit, in at most six letters."""
+    error = 1000 * value
+    if np.isnan(error) or not np.isfinite(error):
+        return "-" if np.isnan(error) else f"{error:.0f}"
+    if error == 0:
+        return "0"
+    if not 0.001 <= error < 99_999.5:
+        digits, _, power = f"{error:.1e}".partition("e")
+        return f"{digits}e{int(power)}"
+    return f"{error:.{0 if error >= 99.95 else 1 if error >= 9.995 else 2 if error >= 1 else 3}f}"

@@ -27,7 +27,8 @@ RECTS = {
     "errors": (0.665, -0.2, 0.325, 1.14),
 }
 ROWS = 16  # of the table; all of them are in ParityArrays.rows
-COLUMNS = (0.42, 0.58, 0.80, 0.96)  # right edges
+COLUMNS = (0.46, 0.64, 0.82, 1.0)  # right edges, for six letters each
+NAME = 11  # letters of a name
 
 
 def draw_parity(arrays: ParityArrays, figure: Figure | None = None) -> Figure:
@@ -92,15 +93,17 @@ def _draw_table(axes: Axes, rows: Sequence[ErrorRow]) -> None:
     axes.set_ylim(ROWS + 3.5, 0)
     head = ("MAE", "RMSE", "MAE", "RMSE")
     axes.text(0, 1.5, "◀ largest", color=FAINT, fontsize=7)
-    axes.text(0.475, 0.6, "meV/atom", ha="center", color=FAINT, fontsize=7)
-    axes.text(0.85, 0.6, "meV/Å", ha="center", color=FAINT, fontsize=7)
+    axes.text(COLUMNS[1], 0.6, "meV/atom", ha="right", color=FAINT, fontsize=7)
+    axes.text(COLUMNS[3], 0.6, "meV/Å", ha="right", color=FAINT, fontsize=7)
     for right, word in zip(COLUMNS, head):
         axes.text(right, 1.5, word, ha="right", color=FAINT, fontsize=7)
     for i, row in enumerate(rows[:ROWS]):
         place = i + 2.6
         worst = _is_worst(row, rows)
         weight = "bold" if worst or row.kind == "all" else "normal"
-        axes.text(0.0, place, f"{row.name}{' ◀' if worst else ''}", fontsize=7.5, fontweight=weight)
+        most = NAME - 2 if worst else NAME
+        name = row.name if len(row.name) <= most else f"{row.name[: most - 1]}…"
+        axes.text(0.0, place, f"{name}{' ◀' if worst else ''}", fontsize=7.5, fontweight=weight)
         values = (row.energy_mae, row.energy_rmse, row.forces_mae, row.forces_rmse)
         for right, value in zip(COLUMNS, values):
             axes.text(right, place, milli(value), ha="right", fontsize=7.5, fontweight=weight)

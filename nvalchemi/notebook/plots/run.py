@@ -15,23 +15,25 @@ from nvalchemi.notebook.plots.run_arrays import (
     RunLike,
     compute_run,
 )
-from nvalchemi.notebook.style import FAINT, PANEL, colour, marker, styled
+from nvalchemi.notebook.style import FAINT, colour, marker, styled
 
 __all__ = ["compute_run", "draw_run", "plot_run"]
 
 RECTS = {
-    "loss": (0.065, 0.59, 0.37, 0.41),
-    "learning rate": (0.515, 0.59, 0.19, 0.41),
-    "gradient": (0.785, 0.59, 0.19, 0.41),
-    "throughput": (0.065, 0.0, 0.175, 0.32),
-    "load": (0.305, 0.0, 0.175, 0.32),
-    "memory": (0.55, 0.0, 0.175, 0.32),
-    "lag": (0.795, 0.0, 0.18, 0.32),
+    # room for a legend on the right of the losses, the rates and the throughput
+    "loss": (0.065, 0.59, 0.275, 0.41),
+    "learning rate": (0.52, 0.59, 0.165, 0.41),
+    "gradient": (0.81, 0.59, 0.165, 0.41),
+    "throughput": (0.065, 0.0, 0.155, 0.32),
+    "load": (0.355, 0.0, 0.145, 0.32),
+    "memory": (0.575, 0.0, 0.145, 0.32),
+    "lag": (0.81, 0.0, 0.165, 0.32),
 }
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 2)), (0, (8, 2)))
 MARKS = 6  # markers of a curve
 LOG_FROM = 10.0  # ratio of highest to lowest from which an axis is logarithmic
 LEGEND = 6  # entries
+LETTERS = 16  # of an entry
 
 
 def draw_run(arrays: RunArrays, figure: Figure | None = None) -> Figure:
@@ -136,7 +138,7 @@ def _draw_norms(axes: Axes, runs: Sequence[OneRun]) -> None:
     for i, run in enumerate(runs):
         _line(axes, run.norms, i, "")
     _scale(axes)
-    label(axes, "step", "", "gradient norm, of single steps")
+    label(axes, "step", "", "norm of the gradient")
     if not any(run.norms.x.size for run in runs):
         note(axes, "nothing yet", 20)
 
@@ -149,7 +151,7 @@ def _draw_ranks(axes: Axes, runs: Sequence[OneRun], quantity: str) -> None:
             low, high = ranks.curves["lowest"], ranks.curves["highest"]
             if len(low.x) == len(high.x):
                 axes.fill_between(low.x, low.y, high.y, color=colour(i), alpha=0.25, linewidth=0)
-            _line(axes, ranks.curves["median"], i, "median, range" if i == 0 else "")
+            _line(axes, ranks.curves["median"], i, "median,\nrange" if i == 0 else "")
         else:
             for j, (name, curve) in enumerate(ranks.curves.items()):
                 options = {"linewidth": 0.8} if several else {}
@@ -165,13 +167,15 @@ def _draw_ranks(axes: Axes, runs: Sequence[OneRun], quantity: str) -> None:
 
 def _draw_lag(axes: Axes, runs: Sequence[OneRun]) -> None:
     known = [(i, run.lag) for i, run in enumerate(runs) if run.lag is not None]
-    label(axes, "rank", "s", "lag behind the first rank, last")
+    label(axes, "rank", "s", "last lag behind the first")
     if not any(len(lag.seconds) > 1 for _, lag in known):
         note(axes, "one rank" if known else "nothing yet", 20)
         return
     for i, lag in known:
         ranks = np.arange(len(lag.seconds))
-        axes.plot(ranks, lag.seconds, color=colour(i), marker=marker(i), lw=0.8, ms=4)
+        # no line: there is nothing between two ranks
+        look = {"color": colour(i), "marker": marker(i), "markersize": 5 - i % 3}
+        axes.plot(ranks, lag.seconds, linestyle="none", clip_on=False, **look)
     axes.set_ylim(bottom=0, top=max(axes.get_ylim()[1], 0.01))
     most = max(len(lag.seconds) for _, lag in known)
     axes.set_xticks(np.unique(np.linspace(0, most - 1, min(most, 5)).astype(int)))
@@ -189,11 +193,18 @@ def _scale(axes: Axes) -> None:
 
 
 def _legend(axes: Axes, entries: int = LEGEND) -> None:
+    """Beside the panel, where no curve is."""
     handles, labels = axes.get_legend_handles_labels()
-    shown = [(h, name) for h, name in zip(handles, labels) if name][:entries]
-    if shown:
-        look = {"frameon": True, "facecolor": PANEL, "edgecolor": "none", "framealpha": 0.8}
-        axes.legend(*zip(*shown), loc="upper right", fontsize=6.5, labelcolor=FAINT, **look)
+    named = [(h, _short(name)) for h, name in zip(handles, labels) if name]
+    if named:
+        place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.04), "borderaxespad": 0.3}
+        look = {"frameon": False, "handlelength": 1.8, "handletextpad": 0.4, "borderpad": 0.2}
+        axes.legend(*zip(*named[:entries]), fontsize=6.5, labelcolor=FAINT, **place, **look)
+
+
+def _short(name: str) -> str:
+    """A name in the room that a legend has; its end tells runs apart more often."""
+    return name if len(name) <= LETTERS else f"…{name[1 - LETTERS :]}"
 
 
 def plot_run(runs: RunLike | Sequence[RunLike], *, figure: Figure | None = None) -> Figure:
@@ -213,7 +224,7 @@ def plot_run(runs: RunLike | Sequence[RunLike], *, figure: Figure | None = None)
 
     Raises
     ------
-    ValueError, TypeError
-        See `compute_run`. A folder that is not there yet is drawn as what it is.
+    ValueError, TypeError, FileNotFoundError
+        See `compute_run`. A `Run` whose folder is not there yet is drawn as what it is.
     """
     return draw_run(compute_run(runs), figure)

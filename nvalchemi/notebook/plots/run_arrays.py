@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from nvalchemi.notebook.plots.facts import Facts, Number, compact
 from nvalchemi.notebook.run import Lag, Run
-from nvalchemi.notebook.run_state import duration
+from nvalchemi.notebook.run_state import duration, in_place_of
 from nvalchemi.notebook.tail import Floats
 
 RunLike = Run | str | os.PathLike[str]
@@ -135,6 +135,8 @@ def compute_run(runs: RunLike | Sequence[RunLike]) -> RunArrays:
     ------
     ValueError
         If there are none, or one is a file.
+    FileNotFoundError
+        If there is no folder at a path.
     TypeError
         For anything else.
     """
@@ -153,7 +155,13 @@ def _opened(run: object) -> Run:
     if isinstance(run, Run):
         return run
     if isinstance(run, str | os.PathLike):
-        return Run(run)
+        opened = Run(run)
+        if not opened.folder.exists():
+            raise FileNotFoundError(
+                f"{opened.folder} is not there{in_place_of(opened.folder)}; Run(folder) is drawn "
+                "before it is there"
+            )
+        return opened
     raise TypeError(
         f"a run must be a Run or the path of a run folder: got {type(run).__name__}; several are "
         "given as a list"
@@ -209,7 +217,7 @@ def _facts(runs: Sequence[Run], drawn: Sequence[OneRun]) -> Facts:
     return Facts(
         view="run",
         question=question,
-        look_for="a loss that rises or is not a number, validation that rises while the loss "
+        look_for="Look for: a loss that rises or is not a number, validation that rises while the loss "
         "falls, a rank that does less or is later than the others",
         exact=not thin,
         truth=truth,
