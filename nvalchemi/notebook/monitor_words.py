@@ -1,7 +1,6 @@
 """What a monitor says in words: where each run stands, what its ranks do, what is wrong."""
 
 import html
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np

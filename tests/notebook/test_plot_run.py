@@ -176,9 +176,7 @@ def test_a_folder_that_is_not_there_yet_is_a_sentence(tmp_path):
 def test_a_mistyped_path_is_refused_with_the_runs_that_are_there(tmp_path):
     for name in ("alpha", "beta", "gamma", "run_b"):
         write_run(tmp_path / name, [1.0])
-    with pytest.raises(
-        FileNotFoundError, match="run_a is not there; beside it there are the runs "
-    ):
+    with pytest.raises(FileNotFoundError, match="run_a is not there; beside it there are the runs"):
         plot_run(tmp_path / "run_a")
     with pytest.raises(FileNotFoundError, match="run_b, alpha, beta and 1 more"):
         plot_run([tmp_path / "alpha", tmp_path / "run_a"])

@@ -1,6 +1,7 @@
 """Runs, drawn: losses, learning rate, gradient, and how the work goes on each rank."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -174,7 +175,7 @@ def _draw_lag(axes: Axes, runs: Sequence[OneRun]) -> None:
     for i, lag in known:
         ranks = np.arange(len(lag.seconds))
         # no line: there is nothing between two ranks
-        look = {"color": colour(i), "marker": marker(i), "markersize": 5 - i % 3}
+        look: dict[str, Any] = {"color": colour(i), "marker": marker(i), "markersize": 5 - i % 3}
         axes.plot(ranks, lag.seconds, linestyle="none", clip_on=False, **look)
     axes.set_ylim(bottom=0, top=max(axes.get_ylim()[1], 0.01))
     most = max(len(lag.seconds) for _, lag in known)
@@ -197,8 +198,9 @@ def _legend(axes: Axes, entries: int = LEGEND) -> None:
     handles, labels = axes.get_legend_handles_labels()
     named = [(h, _short(name)) for h, name in zip(handles, labels) if name]
     if named:
-        place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.04), "borderaxespad": 0.3}
-        look = {"frameon": False, "handlelength": 1.8, "handletextpad": 0.4, "borderpad": 0.2}
+        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.04)}
+        look: dict[str, Any] = {"frameon": False, "handlelength": 1.8, "handletextpad": 0.4}
+        look |= {"borderpad": 0.2, "borderaxespad": 0.3}
         axes.legend(*zip(*named[:entries]), fontsize=6.5, labelcolor=FAINT, **place, **look)
 
 

@@ -217,8 +217,8 @@ def _facts(runs: Sequence[Run], drawn: Sequence[OneRun]) -> Facts:
     return Facts(
         view="run",
         question=question,
-        look_for="Look for: a loss that rises or is not a number, validation that rises while the loss "
-        "falls, a rank that does less or is later than the others",
+        look_for="Look for: a loss that rises or is not a number, validation that rises while the "
+        "loss falls, a rank that does less or is later than the others",
         exact=not thin,
         truth=truth,
         numbers=tuple(numbers),
