@@ -50,12 +50,19 @@ class RankMagics(Magics):
         return self._pool
 
     @line_magic
-    def ranks_pull(self, line: str) -> RankResults:
-        """Return what a name is on each rank: ``losses = %ranks_pull loss``. Assigns nothing."""
+    def ranks_pull(self, line: str) -> RankResults | dict[int, Any]:
+        """Return what a name is on each rank: ``losses = %ranks_pull loss``. Assigns nothing.
+
+        After it may stand ranks as after ``%%ranks``: ``%ranks_pull loss 0,2-3`` gives a
+        dictionary by rank.
+        """
         __tracebackhide__ = True
         if not line.strip():
             raise UsageError("%ranks_pull needs a name: losses = %ranks_pull loss")
-        return self._get_pool().pull(line.strip())
+        pool = self._get_pool()
+        name, ranks = split_ranks(line.strip())
+        chosen = parse_ranks(ranks, pool.nprocs, "%ranks_pull")
+        return pool.pull(name) if chosen is None else pool.pull(name, chosen)
 
     @line_magic
     def ranks_push(self, line: str) -> None:
@@ -92,16 +99,28 @@ class RankMagics(Magics):
         return pool
 
 
-def parse_ranks(text: str, nprocs: int) -> list[int] | None:
+def split_ranks(text: str) -> tuple[str, str]:
+    """Return an expression and the ranks behind it; "x - 1" is an expression, "x 1" is not."""
+    found = re.fullmatch(r"(.*\S)\s+(\d[\d,\s-]*)", text)
+    if found is None:
+        return text, ""
+    try:
+        compile(text, "<pulled>", "eval", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return found[1], found[2]
+    return text, ""
+
+
+def parse_ranks(text: str, nprocs: int, magic: str = "%%ranks") -> list[int] | None:
     """Return the ranks that a text like "0,2-3" names; None, for all, if it is empty."""
     chosen: list[int] = []
     for part in text.replace(",", " ").split():
         found = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
         if found is None:
-            raise UsageError(f"%%ranks takes ranks like 0 or 0,2-3: {text.strip()!r}")
+            raise UsageError(f"{magic} takes ranks like 0 or 0,2-3: {text.strip()!r}")
         first, last = int(found[1]), int(found[2] or found[1])
         if not first <= last < nprocs:
-            raise UsageError(f"%%ranks {text.strip()}: there are ranks 0 to {nprocs - 1}")
+            raise UsageError(f"{magic} {text.strip()}: there are ranks 0 to {nprocs - 1}")
         chosen += range(first, last + 1)
     return chosen or None
 

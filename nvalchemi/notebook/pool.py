@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from nvalchemi.distributed import origins, rank_pool, standby
 from nvalchemi.distributed.rank_error import RankError, death
@@ -159,14 +159,21 @@ class WorkerPool:
         self._cells += 1
         self._ask(filename.strip("<>"), rank_pool.execute, (code, filename), {}, chosen)
 
-    def pull(self, name: str) -> RankResults:
+    @overload
+    def pull(self, name: str, ranks: None = None) -> RankResults: ...
+    @overload
+    def pull(self, name: str, ranks: Sequence[int]) -> dict[int, Any]: ...
+    def pull(self, name: str, ranks: Sequence[int] | None = None) -> RankResults | dict[int, Any]:
         """Return what a name, or an expression of names, is in each rank's namespace.
 
-        CUDA tensors arrive on the CPU.
+        With ``ranks`` only those are asked, and the values are in a dictionary by rank. CUDA
+        tensors arrive on the CPU.
         """
         __tracebackhide__ = True
         check_expression(name)
-        return RankResults(self._ask(f"pull({name!r})", rank_pool.pull, (name,), {}))
+        chosen = choose_ranks(ranks, self.nprocs)
+        values = self._ask(f"pull({name!r})", rank_pool.pull, (name,), {}, chosen)
+        return RankResults(values) if ranks is None else dict(zip(chosen, values))
 
     def push(self, /, **values: Any) -> None:
         """Put values into the namespace of every rank, each under its name."""

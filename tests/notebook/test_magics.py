@@ -139,6 +139,11 @@ def test_pull_and_push_leave_the_kernels_variables_alone(kernel):
     assert kernel.run(names) == before and before.strip().endswith("True")
     assert kernel.run("%%ranks 1\nmine").strip() == "[rank 1] [1, 2]"
     assert kernel.run("x = %ranks_pull loss + 1\nprint(*map(float, x))").strip() == "1.0 2.0"
+    kernel.run("%%ranks 0\nalone = 7")
+    assert kernel.run("%ranks_pull alone 0").strip() == "{0: 7}"
+    assert kernel.run("x = %ranks_pull alone + 1 0\nprint(x)").strip() == "{0: 8}"
+    assert kernel.run("%ranks_pull rank 0-1").strip() == "{0: 0, 1: 1}"
+    assert "rank 1: 1" in kernel.run("%ranks_pull rank - 0")  # an expression
     assert "this kernel has no variable nowhere" in kernel.run("%ranks_push nowhere")
 
 
@@ -153,6 +158,7 @@ def test_pull_and_push_leave_the_kernels_variables_alone(kernel):
         ("%%ranks all\n1", "takes ranks like"),
         ("%ranks_push", "needs names"),
         ("%ranks_pull", "needs a name"),
+        ("%ranks_pull x 7", "%ranks_pull 7: there are ranks 0 to 1"),
         ("%ranks_pull x =", "needs a name or an expression"),
         ("%ranks_start --threads many", "invalid int value"),
         ("%ranks_start -n 0", "nprocs must be at least 1"),

@@ -78,6 +78,18 @@ def test_namespaces_stay_and_belong_to_each_rank(pool):
     assert [w.sum().item() for w in pool.pull("weights")] == [0.0, 3.0]
 
 
+def test_what_only_some_ranks_have_is_pulled_from_those(pool):
+    pool.execute("alone = 'here'", ranks=[1])
+    assert pool.pull("alone", ranks=[1]) == {1: "here"}
+    assert pool.pull("alone.upper()", [1]) == {1: "HERE"}
+    with pytest.raises(RankError, match="rank 0: NameError: .*alone"):
+        pool.pull("alone")
+    with pytest.raises(ValueError, match="ranks must be some of 0 to 1: 2 is none"):
+        pool.pull("alone", ranks=[2])
+    with pytest.raises(TypeError, match=r"for rank 0 write ranks=\[0\]"):
+        pool.pull("alone", ranks=0)
+
+
 def test_large_tensors_come_back_whole(pool):
     results = pool.run(lambda: torch.full((1 << 20,), 7.0))
     assert all(torch.equal(value, torch.full((1 << 20,), 7.0)) for value in results)
