@@ -90,7 +90,7 @@ def test_communication_can_be_started_again_under_torchrun(tmp_path):
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "three starts\n" * 2
+    assert done.stdout.count("three starts") == 2  # two ranks may share a line
 
 
 @pytest.mark.parametrize("names", [("SLURM_PROCID", "SLURM_NTASKS"), ("RANK", "WORLD_SIZE")])

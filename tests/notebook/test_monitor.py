@@ -291,6 +291,9 @@ def killed(folder: str, state: str, wait: float) -> None:
         for name in ("metrics.jsonl", "rank0.jsonl", "rank1.jsonl"):
             path = Path(folder) / name
             path.write_text(path.read_text().replace('"time": 0.0', f'"time": {time.time()}'))
+        Path(folder, "written").touch()
+    while not Path(folder, "written").exists():
+        time.sleep(0.01)
     if state == "failed":
         raise OSError("no more")
     time.sleep(wait)
@@ -303,7 +306,7 @@ def test_how_the_launch_ended_wins_over_a_status_that_says_running(tmp_path, sta
     handle = launch(killed, str(folder), state, wait, nprocs=2, block=False, output="quiet")
     monitor = TrainingMonitor(folder, handle=handle)
     if state == "stopped":
-        while not (folder / "status.json").exists():
+        while not (folder / "written").exists():
             time.sleep(0.05)
         handle.stop()
     monitor.wait(60)
