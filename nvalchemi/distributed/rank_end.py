@@ -27,17 +27,24 @@ def note_open_files() -> None:
 
 
 def _written_files() -> set[tuple[int, int]]:
-    """Return (device, inode) of the files and pipes that are open for writing."""
-    found = set()
+    """Return (device, inode) of the files and pipes that are open for writing to others.
+
+    gloo's are none of these: sockets, nameless ones, and a pipe whose both ends are here.
+    """
+    read, written = set(), set()
     for name in os.listdir("/dev/fd"):
         try:
             status = os.fstat(int(name))
             mode = fcntl.fcntl(int(name), fcntl.F_GETFL) & os.O_ACCMODE
         except OSError:
             continue  # such as the folder that is being listed
-        if mode != os.O_RDONLY and not stat.S_ISSOCK(status.st_mode):
-            found.add((status.st_dev, status.st_ino))
-    return found
+        is_pipe = stat.S_ISFIFO(status.st_mode)
+        place = (status.st_dev, status.st_ino)
+        if mode == os.O_RDONLY:
+            read |= {place} if is_pipe else set()
+        elif is_pipe or stat.S_ISREG(status.st_mode) or stat.S_ISCHR(status.st_mode):
+            written.add(place)
+    return written - read
 
 
 def finish() -> None:
