@@ -45,6 +45,8 @@ def execute(out: Path) -> Path:
         for path in out.glob(made):  # of an earlier run, and nothing else in that folder
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     os.environ["QUICKSTART_FOLDER"] = str(out)
+    if not sys.stdout.isatty():
+        os.environ.setdefault("NO_COLOR", "1")  # the marks of ranks are coloured otherwise
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     client = Client(
         notebook,

@@ -1,28 +1,6 @@
 """What launch() sends: on real ranks, equal, once for all of them, or refused before any starts."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-def run(folder: Path, code: str, **files: str) -> str:
-    for name, content in files.items():
-        (folder / f"{name}.py").write_text(content)
-    script = folder / "script.py"
-    script.write_text(code)
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
+from script_runs import run
 
 REFUSED = """
 import multiprocessing, threading
@@ -324,8 +302,7 @@ def test_a_named_module_runs_on_the_ranks_as_it_is_here(tmp_path):
 
 
 def test_globals_that_only_the_body_of_an_inner_class_uses_travel(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
+    code = (
         "from nvalchemi.notebook import launch\n"
         "SMALLEST, KIND = 3, 'energy'\n"
         "def work():\n"
@@ -336,5 +313,4 @@ def test_globals_that_only_the_body_of_an_inner_class_uses_travel(tmp_path):
         "    return Hook.frequency, Hook.Inner.kind\n"
         "print(list(launch(work, nprocs=1, output='quiet')))\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100)
-    assert done.stdout == "[(3, 'energy')]\n", done.stderr
+    assert run(tmp_path, code) == "[(3, 'energy')]\n"

@@ -1,28 +1,6 @@
 """launch() keeps classes and functions what they are: here, on the ranks, and back here."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-def _run(folder: Path, code: str, **files: str) -> str:
-    for name, content in files.items():
-        (folder / f"{name}.py").write_text(content)
-    script = folder / "script.py"
-    script.write_text(code)
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
+from script_runs import run
 
 BACK = """
 import dataclasses, enum
@@ -104,7 +82,7 @@ print("same")
 
 
 def test_what_comes_back_does_not_rewrite_the_classes_here(tmp_path):
-    assert _run(tmp_path, BACK).splitlines()[-1] == "same"
+    assert run(tmp_path, BACK).splitlines()[-1] == "same"
 
 
 THERE = """
@@ -134,7 +112,7 @@ print("pickled")
 
 
 def test_ranks_can_pickle_what_reached_them_as_argument_or_object(tmp_path):
-    assert _run(tmp_path, THERE).splitlines()[-1] == "pickled"
+    assert run(tmp_path, THERE).splitlines()[-1] == "pickled"
 
 
 MODELS = """
@@ -180,7 +158,7 @@ print("one module")
 
 
 def test_a_module_beside_the_script_exists_once_on_a_rank(tmp_path):
-    assert _run(tmp_path, LOOSE, models=MODELS, helper=HELPER).splitlines()[-1] == "one module"
+    assert run(tmp_path, LOOSE, models=MODELS, helper=HELPER).splitlines()[-1] == "one module"
 
 
 STARTING = """
@@ -196,4 +174,4 @@ print("once")
 
 
 def test_a_module_that_launches_while_it_is_imported_is_not_run_again(tmp_path):
-    assert _run(tmp_path, "import starting", starting=STARTING).splitlines()[-1] == "once"
+    assert run(tmp_path, "import starting", starting=STARTING).splitlines()[-1] == "once"
